@@ -1,0 +1,57 @@
+# make help lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CMD ?=
+
+.PHONY: help demo cluster test lint unit cluster-tests bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: $(VENV)/.torch .packages ## Train a small model on two nodes of a real, throw-away Slurm
+	@$(BIN)/python tests/cluster/cluster.py --quiet -- bash -c 'cp -r "$$0"/examples . && \
+	  printf "\n$$ %s\n" "gpusub -N 2 --gpus-per-node 2 --follow examples/train.py --steps 50" && \
+	  exec gpusub -N 2 --gpus-per-node 2 --follow examples/train.py --steps 50' "$(CURDIR)"
+
+cluster: $(VENV)/.torch .packages ## A shell on a throw-away Slurm of 8 nodes (CMD="sinfo" runs a command)
+	@$(BIN)/python tests/cluster/cluster.py $(if $(CMD),-- bash -c '$(subst ','\'',$(CMD))')
+
+test: lint $(VENV)/.torch .packages ## Everything: ruff, mypy --strict, unit and cluster tests
+	GPUSUB_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest
+
+lint: $(VENV)/.test ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy wrapper/gpusub slurm/gpuslurm prolog/gpuhealth tests
+
+unit: $(VENV)/.test ## The tests that need no Slurm
+	$(BIN)/python -m pytest --ignore tests/cluster --ignore tests/examples
+
+bench: $(VENV)/.bench .packages ## What a submission costs, beside sbatch, simple_slurm and submitit
+	$(BIN)/python tests/bench/submit.py
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.PHONY: .packages
+.packages:
+	@tests/cluster/install.sh
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gpusub needs Python 3.10 or newer: make PYTHON=python3.11 …")'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "installing python3-venv"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@

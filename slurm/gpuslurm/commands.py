@@ -1,0 +1,214 @@
+"""Slurm's own commands: the one module that runs them.
+
+They run without the user's ``SQUEUE_*``, ``SINFO_*``, ``SACCT_*`` and ``SCONTROL_*``, any of
+which can empty a listing with exit code 0, and without what a surrounding job planted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpuslurm import text
+from gpuslurm.client import (
+    Accepted,
+    Inventory,
+    Job,
+    NodeKind,
+    SlurmAmbiguousError,
+    SlurmError,
+    SlurmRefusedError,
+    SlurmUnreachableError,
+)
+
+# A hung controller is given up on by the commands themselves after MessageTimeout (10 s, and
+# some sites use 60); this one is for a command that hangs all the same.
+QUERY_TIMEOUT_S = 90.0
+# sbatch repeats "temporarily unable to accept job" for 1 + 2 + … + 15 s by itself
+# (SchedMD/slurm:src/sbatch/sbatch.c).
+SUBMIT_TIMEOUT_S = 240.0
+
+_BLINDING = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SLURM_")
+
+# What stands in stderr where nothing reached the controller …
+_UNREACHABLE = (
+    "Unable to contact slurm controller",
+    "Munge encode failed",
+    "If munged is up",
+    "Could not establish a configuration source",
+    "Slurm backup controller in standby mode",
+    "Unable to resolve",
+)
+# … and where a request may have been carried out although no answer came back.
+_AMBIGUOUS = (
+    "Socket timed out on send/recv operation",
+    "Connection reset by peer",
+    "Connection timed out",
+    "Zero Bytes were transmitted or received",
+    "Transport endpoint is not connected",
+    "Message receive failure",
+    "Message send failure",
+    "Unexpected message received",
+)
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` without what changes the output of Slurm's commands."""
+    env = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_BLINDING) or name == "SLURM_CONF"
+    }
+    env["SLURM_TIME_FORMAT"] = "standard"
+    return env
+
+
+def error_of(argv: Sequence[str], stderr: str) -> SlurmError:
+    """Return the error that ``stderr`` of a failed command speaks of, on one line."""
+    lines = [_strip_prefix(line) for line in stderr.splitlines() if line.strip()]
+    message = "; ".join(dict.fromkeys(lines)) or f"{argv[0]} failed without a word"
+    if any(known in stderr for known in _UNREACHABLE):
+        return SlurmUnreachableError(message)
+    if any(known in stderr for known in _AMBIGUOUS):
+        return SlurmAmbiguousError(message)
+    return SlurmRefusedError(message)
+
+
+def _strip_prefix(line: str) -> str:
+    return re.sub(r"^(\S+: )?(error|fatal): ", "", line.strip())
+
+
+class _Running:
+    """A Slurm command under way, so that several can run at the same time."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv = argv
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(os.environ),
+            text=True,
+            errors="surrogateescape",
+        )
+
+    def result(self) -> str:
+        """Return stdout; raise what stderr says, or SlurmUnreachableError at the deadline."""
+        try:
+            out, err = self.process.communicate(timeout=QUERY_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise SlurmUnreachableError(
+                f"{self.argv[0]} gave no answer in {QUERY_TIMEOUT_S:.0f} s"
+            ) from None
+        if self.process.returncode:
+            # Some of scontrol's refusals are on stdout.
+            raise error_of(self.argv, err or out)
+        return out
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def _outputs(*commands: Sequence[str]) -> list[str]:
+    """Run the commands side by side and return what each printed."""
+    running = []
+    try:
+        for argv in commands:
+            running.append(_Running(argv))
+        return [command.result() for command in running]
+    finally:
+        for command in running:
+            if command.process.returncode is None:
+                command.stop()
+
+
+def available() -> bool:
+    """Whether this machine can submit to Slurm at all."""
+    return shutil.which("sbatch") is not None
+
+
+class CommandClient:
+    """SlurmClient over sbatch, scontrol and sinfo; works from Slurm 22.05 on."""
+
+    def inventory(self) -> Inventory:
+        """Return the partitions and their nodes (see SlurmClient)."""
+        shown, listed, config = _outputs(
+            ["scontrol", "--all", "--oneliner", "show", "partition"],
+            ["sinfo", "--all", "--noheader", "--format", text.SINFO_FORMAT],
+            ["scontrol", "show", "config"],
+        )
+        return Inventory(
+            partitions=text.partitions(shown),
+            kinds=self._without_reserved(text.node_kinds(listed)),
+            defaults=text.config_defaults(config),
+        )
+
+    def _without_reserved(self, kinds: tuple[NodeKind, ...]) -> tuple[NodeKind, ...]:
+        """Take from each kind the cores and memory that its nodes keep for the system.
+
+        sinfo does not print them, so one node of each kind is looked at: a listing of all nodes
+        would take seconds on a large cluster.
+        """
+        samples = sorted({text.first_name(kind.names) for kind in kinds})
+        if not samples:
+            return kinds
+        (shown,) = _outputs(
+            ["scontrol", "--all", "--oneliner", "show", "node", ",".join(samples)],
+        )
+        found = {
+            name: (cpus, memory)
+            for name, cpus, memory in map(text.usable, filter(None, shown.splitlines()))
+        }
+        return tuple(
+            replace(
+                kind,
+                cpus=min(kind.cpus, found[text.first_name(kind.names)][0]),
+                memory_mb=min(kind.memory_mb, found[text.first_name(kind.names)][1]),
+            )
+            for kind in kinds
+        )
+
+    def jobs(self, job_id: int) -> tuple[Job, ...]:
+        """Return the job or the tasks of the array (see SlurmClient)."""
+        try:
+            (shown,) = _outputs(["scontrol", "--all", "--oneliner", "show", "job", str(job_id)])
+        except SlurmRefusedError as error:
+            if "Invalid job id" in str(error):
+                return ()
+            raise
+        return text.jobs(shown)
+
+    def submit(
+        self, options: Sequence[str], script: str, env: Mapping[str, str], cwd: str
+    ) -> Accepted:
+        """Run sbatch once (see SlurmClient)."""
+        argv = ["sbatch", "--parsable", *options, script]
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env=dict(env),
+                cwd=cwd,
+                text=True,
+                errors="surrogateescape",
+                timeout=SUBMIT_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmAmbiguousError(
+                f"sbatch gave no answer in {SUBMIT_TIMEOUT_S:.0f} s"
+            ) from None
+        if done.returncode:
+            raise error_of(argv, done.stderr)
+        job_id, _, cluster = done.stdout.strip().partition(";")
+        if not job_id.isdigit():
+            raise SlurmAmbiguousError(f"sbatch printed {done.stdout!r} in place of a job id")
+        return Accepted(int(job_id), cluster or None)

@@ -1,0 +1,153 @@
+"""Slurm's text output as values: pure functions over what its commands print.
+
+Text, not JSON: ``scontrol -o`` and ``-o FORMAT`` print the same from 22.05 to 26.05, while the
+JSON changed shape and even values between those releases.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuslurm.client import Defaults, Job, NodeKind, Partition
+
+# sinfo(1) --format: partition, nodes, CPUs, memory, S:C:T, gres, features, hostlist.
+SINFO_FORMAT = "%P|%D|%c|%m|%z|%G|%f|%N"
+
+_KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
+_GPU_GRES = re.compile(r"^gpu(?::[^:()]+)?:(\d+)(?:\(.*)?$")
+
+
+def fields(line: str) -> dict[str, str]:
+    """Return the ``Key=value`` pairs of one ``scontrol -o`` line; values may hold blanks."""
+    found = list(_KEY.finditer(line))
+    ends = [match.start() for match in found[1:]] + [len(line)]
+    pairs: dict[str, str] = {}
+    for match, end in zip(found, ends, strict=True):
+        pairs.setdefault(match[1], line[match.end() : end].strip())
+    return pairs
+
+
+def limit(text: str) -> int | None:
+    """Return a numeric limit, or None for UNLIMITED, INFINITE, N/A and the like."""
+    return int(text) if text.isdigit() else None
+
+
+def seconds(text: str) -> int | None:
+    """Return the seconds of a Slurm time limit, None for "no limit".
+
+    The forms are those of sbatch(1) ``--time``: minutes, minutes:seconds,
+    hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
+
+    Raises:
+        ValueError: ``text`` is none of them.
+    """
+    if text.upper() in {"UNLIMITED", "INFINITE", "-1"}:
+        return None
+    if not re.fullmatch(r"(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})", text, re.ASCII):
+        raise ValueError(f"not a time limit: {text!r}")
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, secs = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, secs = parts
+    else:
+        hours, (minutes, secs) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+
+
+def gpus_of_gres(gres: str) -> int:
+    """Return the GPUs in a node's Gres (``gpu:h100:4(S:0-1),nvme:1`` is 4)."""
+    # A socket list in parentheses may itself hold commas.
+    items = re.split(r",(?![^(]*\))", gres)
+    return sum(int(match[1]) for item in items if (match := _GPU_GRES.match(item)))
+
+
+def _job_defaults(text: str) -> dict[str, int]:
+    pairs = (item.partition("=") for item in text.split(","))
+    return {key.lower(): int(value) for key, _, value in pairs if value.isdigit()}
+
+
+def partitions(text: str) -> tuple[Partition, ...]:
+    """Return the partitions of ``scontrol -o show partition``."""
+    return tuple(_partition(fields(line)) for line in text.splitlines() if "=" in line)
+
+
+def _partition(pairs: dict[str, str]) -> Partition:
+    defaults = _job_defaults(pairs.get("JobDefaults", ""))
+    return Partition(
+        name=pairs["PartitionName"],
+        default=pairs.get("Default") == "YES",
+        state=pairs.get("State", "UP"),
+        nodes=int(pairs.get("TotalNodes", "0")),
+        max_nodes=limit(pairs.get("MaxNodes", "UNLIMITED")),
+        max_time_s=seconds(pairs.get("MaxTime", "UNLIMITED")),
+        max_cpus_per_node=limit(pairs.get("MaxCPUsPerNode", "UNLIMITED")),
+        max_mem_per_node_mb=limit(pairs.get("MaxMemPerNode", "UNLIMITED")),
+        def_cpu_per_gpu=defaults.get("defcpupergpu"),
+        def_mem_per_gpu_mb=defaults.get("defmempergpu"),
+    )
+
+
+def config_defaults(text: str) -> Defaults:
+    """Return JobDefaults from ``scontrol show config``."""
+    match = re.search(r"^JobDefaults\s*= (.*)$", text, re.MULTILINE)
+    defaults = _job_defaults(match[1]) if match else {}
+    return Defaults(defaults.get("defcpupergpu"), defaults.get("defmempergpu"))
+
+
+def node_kinds(text: str) -> tuple[NodeKind, ...]:
+    """Return the kinds of nodes from ``sinfo --noheader -o SINFO_FORMAT``."""
+    kinds = []
+    for line in text.splitlines():
+        columns = line.split("|")
+        if len(columns) != 8 or columns[1] == "0":
+            continue
+        partition, count, cpus, memory, topology, gres, features, names = columns
+        kinds.append(
+            NodeKind(
+                partition=partition.rstrip("*"),
+                names=names,
+                count=int(count),
+                cpus=int(cpus.rstrip("+")),
+                threads_per_core=int(topology.rpartition(":")[2].rstrip("+") or 1),
+                memory_mb=int(memory.rstrip("+")),
+                gpus=gpus_of_gres(gres),
+                features=frozenset(features.split(",")) - {"(null)"},
+            )
+        )
+    return tuple(kinds)
+
+
+def first_name(hostlist: str) -> str:
+    """Return the first node of a hostlist expression (``gpu-[07-09,12]-a,x1`` is gpu-07-a)."""
+    first = re.split(r",(?![^[]*\])", hostlist)[0]
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
+
+
+def usable(node: str) -> tuple[str, int, int]:
+    """Return (name, CPUs, memory in MB) that jobs can have, from ``scontrol -o show node``."""
+    pairs = fields(node)
+    cpus = int(pairs.get("CPUEfctv") or pairs["CPUTot"])
+    memory = int(pairs["RealMemory"]) - int(pairs.get("MemSpecLimit", "0"))
+    return pairs["NodeName"], cpus, memory
+
+
+def jobs(text: str) -> tuple[Job, ...]:
+    """Return the jobs of ``scontrol -o show job``."""
+    return tuple(_job(fields(line)) for line in text.splitlines() if line.startswith("JobId="))
+
+
+def _job(pairs: dict[str, str]) -> Job:
+    code, _, signal = pairs.get("ExitCode", "0:0").partition(":")
+    return Job(
+        id=int(pairs["JobId"]),
+        state=pairs.get("JobState", "UNKNOWN"),
+        reason=pairs.get("Reason", "None"),
+        nodes=pairs.get("NodeList", "").replace("(null)", ""),
+        exit_code=int(code),
+        signal=int(signal or 0),
+        restarts=int(pairs.get("Restarts", "0")),
+        command=pairs.get("Command", ""),
+        stdout=pairs.get("StdOut", ""),
+    )

@@ -1,0 +1,240 @@
+"""``gpusub submit``: a request looked up, planned, rendered, and run or submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpuslurm import commands
+from gpuslurm.client import SlurmAmbiguousError, SlurmClient, SlurmError, SlurmUnreachableError
+from gpusub import config, interpreter, rundir
+from gpusub.errors import ExitCode, GpusubError
+from gpusub.follow import Ending, Tail, follow
+from gpusub.plan import Plan, make_plan, plain, secrets
+from gpusub.render import headline, render
+from gpusub.request import BUILT_IN, Request, Value
+from gpusub.resources import summary
+from gpusub.submission import Submission, hopeless, submit
+
+
+def note(line: str) -> None:
+    """Say something to the person, on stderr."""
+    sys.stderr.write(f"{line}\n".encode(errors="backslashreplace").decode())
+    sys.stderr.flush()
+
+
+def submit_command(request: Request, params: Mapping[str, Any]) -> int:
+    """Do what ``request`` asks for; ``params`` says how to show it. Return the exit code.
+
+    Raises:
+        GpusubError: with the exit code of errors.ExitCode.
+    """
+    request = _without_slurm(request)
+    check_program(request)
+    environ = os.environ
+    profile_name = Value(request.profile, "--profile") if request.profile else None
+    profile = config.load(config.paths(Path.home(), request.cwd), profile_name)
+    python = None
+    if request.program.kind != "command":
+        python = interpreter.find(request.python, environ, request.cwd)
+    assert request.run_root is not None
+    if not request.local:
+        rundir.refuse_node_local(request.run_root, _mountinfo())
+    token = rundir.new_token(datetime.now().astimezone(), os.urandom(4))
+    client = commands.CommandClient()
+    plan = make_plan(
+        request, profile, _facts(request, client), python, environ, token, request.run_root / token
+    )
+    script = render(plan, request.cwd)
+    for warning in plan.warnings:
+        note(f"gpusub: {warning}")
+    if params["dry_run"]:
+        return _dry_run(plan, script, params["as_json"])
+    hidden = secrets(request, profile)
+    if plan.local:
+        return _run_here(plan, script, environ, hidden, params)
+    submission = submit(plan, script, client, environ, hidden, request.cwd)
+    return _after(plan, submission, client, params)
+
+
+def _without_slurm(request: Request) -> Request:
+    """Return the request as a local one where this machine has no Slurm."""
+    if request.local or commands.available():
+        return request
+    if request.nodes.value.least > 1:
+        raise GpusubError(
+            f"{request.nodes.origin}: {request.nodes.value} nodes need Slurm, and there is no "
+            "sbatch on PATH"
+        )
+    note("gpusub: no sbatch on PATH: running on this machine")
+    return replace(request, local=True)
+
+
+def check_program(request: Request) -> None:
+    """Refuse a script that is not there, or that Python cannot run.
+
+    Raises:
+        GpusubError: naming the file and, for other programs, the way to run them.
+    """
+    program = request.program
+    if program.kind != "script":
+        return
+    path = request.cwd / program.target
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "no such file"
+        raise GpusubError(f"{program.target}: {what}; name the Python script to run")
+    if program.target.endswith(".py"):
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.readline(200)
+    except OSError as error:
+        raise GpusubError(f"{program.target}: cannot be read: {error.strerror}") from error
+    if start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start):
+        raise GpusubError(
+            f"{program.target}: no Python script; run it once a node with: gpusub -- "
+            f"{program.target if '/' in program.target else './' + program.target}"
+        )
+
+
+def _mountinfo() -> str:
+    return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+
+
+def _facts(request: Request, client: SlurmClient) -> Any:
+    if request.local:
+        from gpusub.local import machine
+
+        return machine(os.environ)
+    try:
+        return client.inventory()
+    except (SlurmUnreachableError, SlurmAmbiguousError) as error:
+        raise GpusubError(
+            f"Slurm was not reached, nothing was submitted: {error}", ExitCode.UNCERTAIN
+        ) from error
+    except SlurmError as error:
+        raise GpusubError(f"Slurm does not say what there is: {error}", ExitCode.REFUSED) from error
+
+
+def _dry_run(plan: Plan, script: str, as_json: bool) -> int:
+    if as_json:
+        _print_json(plain(plan))
+        return 0
+    if not plan.local:
+        import shlex
+
+        options = " ".join(shlex.quote(option.text) for option in plan.options)
+        note(f"gpusub: would run: sbatch {options} {shlex.quote(plan.run_dir + '/job.sh')}")
+    sys.stdout.buffer.write(script.encode(errors="surrogateescape"))
+    return 0
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def _run_here(
+    plan: Plan,
+    script: str,
+    environ: Mapping[str, str],
+    hidden: Mapping[str, str],
+    params: Mapping[str, Any],
+) -> int:
+    from gpusub.local import run
+
+    run_dir = rundir.create(Path(plan.run_dir).parent, plan.token, script, plain(plan))
+    note(f"gpusub: {headline(plan)}; log {_short(plan.log.value)}")
+    quiet = params["as_json"] or params["parsable"]
+    ending = run(plan, environ, hidden, None if quiet else Tail(Path(plan.log.value), sys.stdout.buffer))
+    if params["as_json"]:
+        _print_json({"token": plan.token, "run_dir": str(run_dir), "log": plan.log.value, **_end(ending)})
+    return ending.exit_code
+
+
+def _end(ending: Ending) -> dict[str, Any]:
+    return {
+        "state": ending.state,
+        "exit_code": ending.exit_code,
+        "exit_source": ending.exit_source,
+    }
+
+
+def _short(path: str) -> str:
+    """Return a path relative to the working directory where that is shorter to read."""
+    here = os.environ.get("PWD", "")
+    return path[len(here) + 1 :] if here and path.startswith(f"{here}/") else path
+
+
+def _after(
+    plan: Plan, submission: Submission, client: SlurmClient, params: Mapping[str, Any]
+) -> int:
+    """Tell of the submission, and follow or wait if asked to."""
+    if params["parsable"]:
+        cluster = f";{submission.cluster}" if submission.cluster else ""
+        sys.stdout.write(f"{submission.job_id}{cluster}\n")
+        sys.stdout.flush()
+    submission = _looked_at(plan, submission, client)
+    answer: dict[str, Any] = {
+        "job_id": submission.job_id,
+        "cluster": submission.cluster,
+        "token": submission.token,
+        "run_dir": str(submission.run_dir),
+        "log": submission.log,
+    }
+    if not (params["parsable"] or params["as_json"]):
+        _tell(plan, submission)
+    if not (params["follow"] or params["wait"]):
+        if params["as_json"]:
+            _print_json(answer)
+        return 0
+    tail = Tail(Path(submission.log), sys.stdout.buffer) if params["follow"] else None
+    try:
+        ending = follow(client, submission, tail, lambda words: note(f"gpusub: {words}"))
+    except KeyboardInterrupt:
+        note(
+            f"gpusub: job {submission.job_id} goes on; see it with squeue -j {submission.job_id}, "
+            f"end it with scancel {submission.job_id}"
+        )
+        return int(ExitCode.INTERRUPTED)
+    if params["as_json"]:
+        _print_json({**answer, **_end(ending)})
+    return ending.exit_code
+
+
+def _tell(plan: Plan, submission: Submission) -> None:
+    words = summary(plan.resources)
+    share = ", ".join(filter(None, (words["gpus"], words["cpus"], words["mem"])))
+    partition = next(option.value for option in plan.options if option.name == "partition")
+    sys.stdout.write(f"Submitted batch job {submission.job_id}\n")
+    sys.stdout.flush()
+    note(f"  {plan.program.name} on {words['nodes']} of partition {partition}: {share} on each")
+    note(f"  log {_short(submission.log)}")
+
+
+def _looked_at(plan: Plan, submission: Submission, client: SlurmClient) -> Submission:
+    """Look once at a job that Slurm accepted and may never start; return it with its log's path.
+
+    Only Slurm knows what the patterns of a user's --output come to.
+    """
+    try:
+        jobs = client.jobs(submission.job_id)
+    except SlurmError as error:
+        note(f"gpusub: job {submission.job_id} was accepted; its state is unknown: {error}")
+        return submission
+    for job in jobs:
+        why = hopeless(job)
+        if why:
+            note(
+                f"gpusub: job {job.id} was accepted and will not start ({job.reason}): {why}; "
+                f"take it back with scancel {job.id}"
+            )
+        if plan.log.origin != BUILT_IN and job.stdout:
+            submission = replace(submission, log=job.stdout)
+    return submission

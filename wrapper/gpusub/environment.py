@@ -1,0 +1,43 @@
+"""The environment: what of it is handed to sbatch, and what in it must not be written down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+# What a surrounding job, step or torchrun plants. SLURM_CPU_BIND pins every rank of the new job
+# to the cores of the old one; SLURM_MEM_PER_CPU and SLURM_TRES_PER_TASK contradict the new
+# request; MASTER_PORT and PET_* (torch.distributed.run's own presets) merge two rendezvous.
+_PLANTED = re.compile(
+    r"""(
+        SLURM_.* | SLURMD_.* | SRUN_.*
+      | SBATCH_CPU_BIND.* | SBATCH_MEM_BIND.*
+      | PMI.* | PET_.*
+      | MASTER_.* | RANK | LOCAL_RANK | WORLD_SIZE
+      | GROUP_RANK | ROLE_RANK | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE | GROUP_WORLD_SIZE | NODE_RANK
+      | TORCHELASTIC_.*
+      | GPUSUB_RUN_DIR | GPUSUB_TOKEN
+    )""",
+    re.VERBOSE,
+)
+
+_SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET)$|PASSWORD")
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for sbatch: the user's, without what a surrounding job planted.
+
+    Inside a job every ``SBATCH_*`` goes too: the site's modules set them for the login node.
+    """
+    inside_job = "SLURM_JOB_ID" in environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "SLURM_CONF"
+        or not (_PLANTED.fullmatch(name) or (inside_job and name.startswith("SBATCH_")))
+    }
+
+
+def secret(name: str) -> bool:
+    """Whether a variable of this name is likely to hold a secret."""
+    return _SECRET.search(name.upper()) is not None

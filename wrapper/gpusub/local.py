@@ -1,0 +1,80 @@
+"""The same job script on this machine, without Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from gpusub.environment import scrubbed
+from gpusub.follow import LOG_INTERVAL_S, Ending, Tail
+from gpusub.plan import Plan
+from gpusub.resources import Machine
+
+# torch.distributed.run gives its workers 30 s after a signal before it kills them.
+STOP_TIMEOUT_S = 60.0
+
+
+def machine(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Machine:
+    """Return this machine's GPUs, as CUDA_VISIBLE_DEVICES leaves them, and its usable CPUs."""
+    gpus = proc / "driver/nvidia/gpus"
+    there = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        listed = visible.split(",") if visible else []
+        # CUDA stops at the first device that it does not know.
+        end = next((i for i, d in enumerate(listed) if d in ("-1", "", "NoDevFiles")), len(listed))
+        there = min(there, end)
+    return Machine(gpus=there, cpus=len(os.sched_getaffinity(0)))
+
+
+def run(
+    plan: Plan, environ: Mapping[str, str], secrets: Mapping[str, str], tail: Tail | None
+) -> Ending:
+    """Run the script to its end and return it; the log goes to the run directory and ``tail``.
+
+    A SIGTERM or SIGHUP that reaches this process is passed on to the program. The terminal sends
+    Ctrl-C to both by itself.
+    """
+    run_dir = Path(plan.run_dir)
+    with open(plan.log.value, "ab") as log:
+        process = subprocess.Popen(
+            ["/bin/bash", str(run_dir / "job.sh")],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=plan.cwd,
+            env={**scrubbed(environ), **secrets},
+        )
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        code = _wait(process, tail)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    (run_dir / "exit_code").write_text(f"{code}\n")
+    return Ending(code, "local", "COMPLETED" if code == 0 else "FAILED")
+
+
+def _wait(process: subprocess.Popen[bytes], tail: Tail | None) -> int:
+    stop_at: float | None = None
+    while True:
+        try:
+            code = process.poll()
+            new = tail.copy() if tail else False
+            if code is not None:
+                return code if code >= 0 else 128 - code
+            if stop_at is not None and time.monotonic() > stop_at:
+                process.kill()
+            if not new:
+                time.sleep(LOG_INTERVAL_S)
+        except KeyboardInterrupt:
+            # The program got it too and may be saving its work: wait for it, but not for ever.
+            stop_at = stop_at or time.monotonic() + STOP_TIMEOUT_S
