@@ -32,6 +32,10 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     import torch
     import torch.distributed as dist
+
+    # DistributedDataParallel loads this when it is made. Loaded only then, it would hold on to
+    # the process group past its end, and gloo's threads abort a good run now and then at exit.
+    import torch.distributed.nn
     from torch import Tensor, nn
     from torch.nn.parallel import DistributedDataParallel
 

@@ -1,4 +1,8 @@
-"""Fixtures for every test that needs Slurm: one cluster a session, clean for each test."""
+"""Fixtures for every test that needs Slurm: one cluster a session, clean for each test.
+
+GPUSUB_CLUSTER_ROOT names the directory with the system, and so the version of Slurm, that the
+clusters run; by default it is this machine's own.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,12 @@ from cluster import Cluster, ClusterError, CommandError, what_is_missing
 
 ClusterFactory = Callable[..., Cluster]
 
+ROOT = os.environ.get("GPUSUB_CLUSTER_ROOT", "/")
+
 
 def _require_cluster() -> None:
     """Skip where there can't be a cluster, unless the tests are told that there has to be one."""
-    reason = what_is_missing()
+    reason = what_is_missing(ROOT)
     if not reason:
         return
     if os.environ.get("CI") == "true" or os.environ.get("GPUSUB_REQUIRE_CLUSTER") == "1":
@@ -25,7 +31,7 @@ def _require_cluster() -> None:
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[Cluster]:
     _require_cluster()
-    with Cluster() as cluster:
+    with Cluster(root=ROOT) as cluster:
         yield cluster
 
 
@@ -49,7 +55,7 @@ def clusters() -> Iterator[ClusterFactory]:
     started: list[Cluster] = []
 
     def start(**options: object) -> Cluster:
-        cluster = Cluster(**options)  # type: ignore[arg-type]
+        cluster = Cluster(**{"root": ROOT, **options})  # type: ignore[arg-type]
         started.append(cluster)
         cluster.start()
         return cluster

@@ -87,15 +87,18 @@ class _Running:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = argv
-        self.process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=clean_environment(os.environ),
-            text=True,
-            errors="surrogateescape",
-        )
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=clean_environment(os.environ),
+                text=True,
+                errors="surrogateescape",
+            )
+        except OSError as error:
+            raise SlurmUnreachableError(f"{argv[0]} does not start: {error.strerror}") from error
 
     def result(self) -> str:
         """Return stdout; raise what stderr says, or SlurmUnreachableError at the deadline."""
@@ -202,6 +205,8 @@ class CommandClient:
                 timeout=SUBMIT_TIMEOUT_S,
                 check=False,
             )
+        except OSError as error:
+            raise SlurmUnreachableError(f"sbatch does not start: {error.strerror}") from error
         except subprocess.TimeoutExpired:
             raise SlurmAmbiguousError(
                 f"sbatch gave no answer in {SUBMIT_TIMEOUT_S:.0f} s"

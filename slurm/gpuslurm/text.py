@@ -135,10 +135,14 @@ def usable(node: str) -> tuple[str, int, int]:
 
 def jobs(text: str) -> tuple[Job, ...]:
     """Return the jobs of ``scontrol -o show job``."""
-    return tuple(_job(fields(line)) for line in text.splitlines() if line.startswith("JobId="))
+    return tuple(_job(line) for line in text.split("\n") if line.startswith("JobId="))
 
 
-def _job(pairs: dict[str, str]) -> Job:
+def _job(line: str) -> Job:
+    # The name is the user's, and so is the path: what looks like a field in them is none.
+    before, _, rest = line.partition(" JobName=")
+    pairs = fields(before) | fields(rest.partition(" UserId=")[2])
+    command = re.search(r" Command=(.*?) WorkDir=/", rest)
     code, _, signal = pairs.get("ExitCode", "0:0").partition(":")
     return Job(
         id=int(pairs["JobId"]),
@@ -148,6 +152,6 @@ def _job(pairs: dict[str, str]) -> Job:
         exit_code=int(code),
         signal=int(signal or 0),
         restarts=int(pairs.get("Restarts", "0")),
-        command=pairs.get("Command", ""),
+        command=command[1] if command else "",
         stdout=pairs.get("StdOut", ""),
     )

@@ -48,8 +48,8 @@ class CommandError(subprocess.CalledProcessError):
 class Process(subprocess.Popen[str]):
     """A command in the box.
 
-    The process that Popen itself knows is the nsenter outside the box, which waits for the command
-    and ends as it does. Signals go to the command.
+    The process that Popen itself knows stays outside the box, waits for the command and ends as it
+    does. Signals go to the command.
     """
 
     def inner(self) -> int | None:
@@ -69,6 +69,9 @@ class Process(subprocess.Popen[str]):
         below = descendants(pid) if sig == signal.SIGKILL else []
         for target in (pid, *below):
             kill(target, sig)
+        # nsenter has stopped, too, if the command was stopped.
+        if sig in (signal.SIGCONT, signal.SIGKILL):
+            kill(self.pid, signal.SIGCONT)
 
     def close_streams(self) -> None:
         """Close this side's ends of its pipes."""
@@ -91,6 +94,7 @@ class Box:
         self._holder: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self._processes: list[Process] = []
+        self.exposed: list[Path] = []
 
     @property
     def is_running(self) -> bool:
@@ -112,8 +116,9 @@ class Box:
         """Make the box."""
         exposures = self._exposures()
         directory = self._directory or Path(tempfile.mkdtemp(prefix="gpusub-", dir="/var/tmp"))
-        for name in ("stage", "home"):
-            (directory / name).mkdir(exist_ok=True)
+        with umask(0o022):
+            for name in ("stage", "home"):
+                (directory / name).mkdir(exist_ok=True)
         # The shell that waits for the box also outlives this process, to tidy up.
         script = '"$@"' if self._directory else '"$@"; rm -rf -- "$0"'
         argv = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork"]
@@ -145,10 +150,14 @@ class Box:
         assert holder.stdout is not None
         holder.stdin.close()
         holder.stdout.close()
+        # The box is gone when all of its processes are, and none of those is while whoever waits
+        # for it has been stopped.
+        for process in self._processes:
+            kill(process.pid, signal.SIGCONT)
         try:
             code = holder.wait(timeout)
         except subprocess.TimeoutExpired:
-            for pid in (*descendants(holder.pid), holder.pid):
+            for pid in descendants(holder.pid):
                 kill(pid, signal.SIGKILL)
             holder.wait(timeout)
             raise ClusterError(f"the box didn't end in {timeout:g} s and was killed") from None
@@ -185,9 +194,9 @@ class Box:
                 if closed or target == source or self.root != Path("/"):
                     binds[target] = source
         arguments = [word for cover in sorted(covers) for word in ("--cover", str(cover))]
-        for target, source in sorted(binds.items()):
-            if not any(parent in binds for parent in target.parents):
-                arguments += ["--expose", str(source), str(target)]
+        self.exposed = sorted(path for path in binds if not binds.keys() & set(path.parents))
+        for target in self.exposed:
+            arguments += ["--expose", str(binds[target]), str(target)]
         return arguments
 
     def run(
@@ -250,15 +259,21 @@ class Box:
         if user != "root":
             ids = [f"--reuid={user}", f"--regid={user}", "--init-groups"]
             command = ["setpriv", *ids, *command]
-        return self._enter(command, stdin, stdout, stderr, new_session=new_session, target=target)
+        return self._enter(
+            ["--", *command], stdin, stdout, stderr, new_session=new_session, target=target
+        )
 
     def spawn(self, argv: Sequence[str], log: str, netns: str | None = None) -> Process:
         """Start a daemon. Its output goes to a file in the box, never to the caller's pipes, whose
         reader would wait for its end.
         """
         null = subprocess.DEVNULL
+        # A process can't enter a pid namespace, only its children can. nsenter forks one and stops
+        # itself when that one is stopped; nobody would wake it if this process is killed then. So
+        # let unshare fork, which doesn't. (After a SIGKILL it gives the wrong exit code.)
+        fork = ["--no-fork", "--", "unshare", "--fork", "--"]
         with self.path(log).open("ab") as output:
-            return self._enter(argv, null, output, output, netns=netns)
+            return self._enter([*fork, *argv], null, output, output, netns=netns)
 
     def _enter(
         self,
@@ -274,7 +289,7 @@ class Box:
         net = f"--net=/proc/{self.pid}/root/run/netns/{netns}" if netns else "--net"
         enter = ["nsenter", f"--target={target or self.pid}", "--mount", "--uts", "--ipc", "--pid"]
         process = Process(
-            [*enter, net, "--", *argv],
+            [*enter, net, *argv],
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

@@ -43,16 +43,18 @@ from box import (
     umask,
     until,
 )
-from configuration import CONTROLLER, HOOK_DIRECTORY, HOOKS, LOGIN, Layout
+from configuration import CONTROLLER, HOOK_DIRECTORY, HOOKS, LOGIN, Layout, real_cpus
 from daemons import Controller, Daemon, Munge, Node
 
 __all__ = [
     "Cluster",
     "ClusterError",
     "CommandError",
+    "Layout",
     "Node",
     "Process",
     "parse_job",
+    "real_cpus",
     "what_is_missing",
 ]
 
@@ -60,7 +62,16 @@ USERS = {"researcher": 1001, "colleague": 1002}
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "setpriv")
 
 # Fields of "scontrol show job" whose value runs to the end of the line, spaces and all.
-FREE_TEXT = ("JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir")
+FREE_TEXT = (
+    "JobName",
+    "Comment",
+    "AdminComment",
+    "SystemComment",
+    "Command",
+    "SubmitLine",
+    "WorkDir",
+    "Extra",
+)
 
 
 class Cluster:
@@ -71,9 +82,8 @@ class Cluster:
     root        the system that everything runs in: "/", or a directory with another one
     nodes       how many nodes partition gpu has: gpu-5, gpu-6, …
     small       whether there are, beside them, cpu-1 and gpu-small and the partitions cpu and mixed
-    cpus, memory_mb, gpus
-                of each of the nodes in partition gpu. With another task_plugin than task/none tasks
-                are bound to CPUs, so there can't be more of them than this machine has.
+    layout      nodes and partitions, in place of these two
+    task_plugin with "task/affinity" tasks are bound to CPUs. Those have to exist: see real_cpus().
     conf        lines of slurm.conf that override those here
     files       further files in /etc/slurm, by name
     expose      directories of this machine that are readable at the same place in the cluster
@@ -86,15 +96,13 @@ class Cluster:
         root: str | Path = "/",
         nodes: int = 8,
         small: bool = True,
-        cpus: int = 16,
-        memory_mb: int = 250_003,
-        gpus: int = 4,
+        layout: Layout | None = None,
         task_plugin: str = "task/none",
         conf: str = "",
         files: Mapping[str, str] | None = None,
         expose: Sequence[Path] = (),
     ) -> None:
-        self.layout = Layout.of(nodes=nodes, cpus=cpus, memory_mb=memory_mb, gpus=gpus, small=small)
+        self.layout = layout or Layout.of(nodes, small)
         self.version: tuple[int, int] = (0, 0)
         self.box = Box(Path(root), directory, expose)
         self.munge = Munge(self.box)
@@ -257,7 +265,7 @@ class Cluster:
         self._cancel_all()
         self._open_partitions()
         try:
-            self._wait_clean(8)
+            self._wait_clean(6)
         except TimeoutError:
             # A prolog, an epilog or a task may hang: take the power from the nodes that do.
             self._power_cycle_busy()
@@ -464,7 +472,7 @@ def _is_system_account(line: str) -> bool:
 def _ignoring_interrupts() -> Iterator[None]:
     """Leave Ctrl-C and Ctrl-\\, which reach all that the terminal runs, to the command.
 
-    Ignored rather than handled, since nsenter inherits that: it has to wait for the command, too.
+    Ignored rather than handled, so that what waits for the command inherits it.
     """
     before = {sig: signal.signal(sig, signal.SIG_IGN) for sig in (signal.SIGINT, signal.SIGQUIT)}
     try:

@@ -87,20 +87,22 @@ class Layout:
     small_nodes: list[NodeSpec] = field(default_factory=list)
 
     @classmethod
-    def of(cls, *, nodes: int, cpus: int, memory_mb: int, gpus: int, small: bool) -> Layout:
-        """Nodes gpu-5, gpu-6, …: with eight of them, names of one digit and of two."""
-        names = [f"gpu-{number}" for number in range(5, 5 + nodes)]
+    def of(cls, nodes: int, small: bool) -> Layout:
+        """Nodes gpu-5, gpu-6, …: with eight of them, names of one digit and of two.
+
+        Shares of their memory are no round numbers.
+        """
         gpu_nodes = [
-            NodeSpec(name, f"{NETWORK}.{host}", cpus, memory_mb, gpus)
-            for host, name in enumerate(names, 1)
+            NodeSpec(f"gpu-{4 + host}", f"{NETWORK}.{host}", cpus=16, memory_mb=250_003, gpus=4)
+            for host in range(1, nodes + 1)
         ]
         if not small:
             return cls(gpu_nodes)
         return cls(
             gpu_nodes,
             [
-                NodeSpec("gpu-small", f"{NETWORK}.{nodes + 1}", 8, 120_011, 2),
-                NodeSpec("cpu-1", f"{NETWORK}.{nodes + 2}", 8, 60_017, 0),
+                NodeSpec("gpu-small", f"{NETWORK}.{nodes + 1}", cpus=8, memory_mb=120_011, gpus=2),
+                NodeSpec("cpu-1", f"{NETWORK}.{nodes + 2}", cpus=8, memory_mb=60_017, gpus=0),
             ],
         )
 
@@ -143,7 +145,9 @@ class Layout:
             f"SwitchName=spine-{i} Switches={','.join(f'leaf-{leaf + 1}' for leaf in below)}"
             for i, below in enumerate(spines, 1)
         ]
-        lines.append(f"SwitchName=core Switches=spine-[1-{len(spines)}]")
+        lines.append(
+            f"SwitchName=core Switches={','.join(f'spine-{i + 1}' for i in range(len(spines)))}"
+        )
         return "\n".join(lines) + "\n"
 
     def gres(self) -> str:
@@ -160,6 +164,11 @@ class Layout:
         lines = ["127.0.0.1 localhost", f"{LOGIN} login", f"{CONTROLLER} controller"]
         lines += [f"{node.address} {node.name}" for node in self.nodes]
         return "\n".join(lines) + "\n"
+
+
+def real_cpus(cpus: int = 2) -> Layout:
+    """One node with two GPUs and no more CPUs and memory than this machine has."""
+    return Layout([NodeSpec("gpu-5", f"{NETWORK}.1", cpus=cpus, memory_mb=2003, gpus=2)])
 
 
 def files(layout: Layout, version: tuple[int, int], task_plugin: str, conf: str) -> dict[str, str]:

@@ -268,16 +268,21 @@ class Node(Daemon):
             hardware.restore(tree, self.path("/sys"))
             self.remember()
         hardware.make_devices(hardware.devices(self.spec.gpus), own / "dev")
-        for directory in ("tmp", "var/tmp", "var/lib/gpuhealth"):
-            empty(own / "disk" / directory)
-        for place in (own / "disk/run").iterdir():
-            if not place.name.startswith(("slurm", "munge")):
-                delete(place)
+        for disk in ("run", "tmp", "var/tmp", "var/lib/gpuhealth"):
+            for place in (own / "disk" / disk).iterdir():
+                if not self._is_in_use(Path("/", disk, place.name)):
+                    delete(place)
 
     def log_tail(self, lines: int = 20) -> str:
         """The end of what slurmd said and of what went wrong before it started."""
         setup = self.box.path(f"{self._own}/node.out")
         return super().log_tail(lines) + ("\n" + setup.read_text() if setup.exists() else "")
+
+    def _is_in_use(self, place: Path) -> bool:
+        """Whether Slurm needs it, or something from outside the box is mounted there."""
+        if place.parent == Path("/run") and place.name.startswith(("slurm", "munge")):
+            return True
+        return any(exposed.is_relative_to(place) for exposed in self.box.exposed)
 
     def _signal(self, sig: int) -> None:
         # Without its power nothing on the node runs on; SIGTERM it hands on to slurmd itself.

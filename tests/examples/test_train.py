@@ -12,7 +12,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,6 +130,14 @@ def interrupt(
     return ended
 
 
+def gloo_threads(pid: int) -> list[str]:
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # one that ends just now
+            names.append((task / "comm").read_text().strip())
+    return [name for name in names if "gloo" in name]
+
+
 def tensors(checkpoint: Path) -> list[tuple[int, int]]:
     """Size and checksum of every tensor in a checkpoint, without importing torch here."""
     with zipfile.ZipFile(checkpoint) as archive:
@@ -153,7 +161,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return run(tmp_path_factory.mktemp("pair"), PAIR, "--slow-exit", "1:1.5")
+    with training(tmp_path_factory.mktemp("pair"), PAIR, "--slow-exit", "1:1.5") as running:
+        running.wait_for("^done")
+        # Between its last step and its end: is the process group really gone? Its threads, if
+        # any are left, abort some of the runs at exit; too few to be noticed by the exit code.
+        pid = running.pid_of_rank(1)
+        deadline = time.monotonic() + 1.0
+        while threads := gloo_threads(pid):
+            assert time.monotonic() < deadline, threads
+            time.sleep(0.02)
+        return running.ended()
 
 
 @pytest.mark.parametrize("fixture", ["alone", "pair"])

@@ -118,12 +118,19 @@ def _resource_options(command: F) -> F:
 def _run_options(command: F) -> F:
     for option in reversed(
         [
-            click.option("-m", "module", metavar="MODULE ARGS…", help="Run a Python module."),
+            click.option(
+                "-m",
+                "module",
+                metavar="MODULE ARGS…",
+                allow_from_autoenv=False,
+                help="Run a Python module.",
+            ),
             click.option("--profile", metavar="NAME", help="A profile of the settings files."),
             click.option(
                 "--rdzv",
                 "rendezvous",
                 type=click.Choice(["c10d", "static"]),
+                envvar="GPUSUB_RDZV",
                 help="How the nodes find each other. Default: c10d.",
             ),
             click.option(
@@ -164,7 +171,13 @@ def _run_options(command: F) -> F:
             click.option("--wait", is_flag=True, help="End with the job, and its exit code."),
             click.option("--dry-run", is_flag=True, help="Print the job script; submit nothing."),
             click.option("--parsable", is_flag=True, help="Print the job id alone."),
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+            click.option(
+                "--json",
+                "as_json",
+                is_flag=True,
+                envvar="GPUSUB_JSON",
+                help="Print one JSON object.",
+            ),
             click.option("-v", "--debug", is_flag=True, help="Show where an error came from."),
         ]
     ):
@@ -185,7 +198,13 @@ def _run_options(command: F) -> F:
 )
 @_resource_options
 @_run_options
-@click.version_option(__version__, prog_name="gpusub", message="%(prog)s %(version)s")
+@click.version_option(
+    # Sites' modules set GPUSUB_VERSION to something else.
+    __version__,
+    prog_name="gpusub",
+    message="%(prog)s %(version)s",
+    allow_from_autoenv=False,
+)
 @click.pass_context
 def submit(context: click.Context, /, **_options: Any) -> int:
     """Train on GPU nodes of a Slurm cluster: gpusub [OPTIONS] SCRIPT [ARGS…].
@@ -195,7 +214,14 @@ def submit(context: click.Context, /, **_options: Any) -> int:
     """
     from gpusub.command import submit_command
 
-    return submit_command(_request(context), context.params)
+    try:
+        return submit_command(_request(context), context.params)
+    except GpusubError:
+        if context.params["debug"]:
+            import traceback
+
+            traceback.print_exc()
+        raise
 
 
 def _request(context: click.Context) -> Request:
@@ -211,6 +237,9 @@ def _request(context: click.Context) -> Request:
         value = _given(context, key) or _from_sbatch(key)
         if value is not None:
             settings[key] = value
+    if "output" in settings:
+        log = settings["output"]
+        settings["output"] = Value(os.path.expanduser(log.value), log.origin)
     if "time" in settings:
         parse_time(settings["time"].origin, settings["time"].value)
     sbatch: dict[str, Value[str | None]] = {}
@@ -229,7 +258,7 @@ def _request(context: click.Context) -> Request:
         chdir=None if chdir is None else _directory(cwd, chdir),
         nodes=Value(Nodes(1, 1), BUILT_IN)
         if nodes is None
-        else Value(parse_nodes(nodes.value), nodes.origin),
+        else Value(parse_nodes(nodes.origin, nodes.value), nodes.origin),
         settings=settings,
         sbatch=sbatch,
         env=dict(parse_assignment("--env", text) for text in params["env"]),
@@ -278,7 +307,7 @@ def _given(context: click.Context, key: str) -> Value[str] | None:
     parameter = next(p for p in context.command.params if p.name == key)
     name = max(parameter.opts, key=len)
     if source == click.core.ParameterSource.ENVIRONMENT:
-        return Value(str(value), f"environment GPUSUB_{key.upper()}")
+        return Value(str(value), f"environment GPUSUB_{name.lstrip('-').replace('-', '_').upper()}")
     return Value(str(value), f"option {name}")
 
 
@@ -322,16 +351,12 @@ def takes_value(command: click.Command) -> dict[str, bool]:
 def run(argv: Sequence[str]) -> int:
     """Run one command line; return its exit code, with errors on one line of stderr."""
     words = list(argv[1:]) if argv and argv[0] == "submit" else list(argv or ["--help"])
-    debug = False
     try:
         options, program = split(words, takes_value(submit))
-        debug = "--debug" in options or "-v" in options
         code = submit.main(args=options, prog_name="gpusub", standalone_mode=False, obj=program)
     except click.ClickException as error:
         return _fail(_explain(error), ExitCode.USAGE)
     except GpusubError as error:
-        if debug:
-            raise
         return _fail(str(error), error.code)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", ExitCode.INTERRUPTED)

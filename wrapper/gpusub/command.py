@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuslurm import commands
 from gpuslurm.client import SlurmAmbiguousError, SlurmClient, SlurmError, SlurmUnreachableError
-from gpusub import config, interpreter, rundir
+from gpusub.background import in_background
 from gpusub.errors import ExitCode, GpusubError
-from gpusub.follow import Ending, Tail, follow
-from gpusub.plan import Plan, make_plan, plain, secrets
-from gpusub.render import headline, render
 from gpusub.request import BUILT_IN, Request, Value
-from gpusub.resources import summary
-from gpusub.submission import Submission, hopeless, submit
+
+if TYPE_CHECKING:
+    from gpuslurm.client import Inventory
+    from gpusub.follow import Ending
+    from gpusub.plan import Plan
+    from gpusub.resources import Machine
+    from gpusub.submission import Submission
 
 
 def note(line: str) -> None:
@@ -38,19 +40,25 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
     request = _without_slurm(request)
     check_program(request)
     environ = os.environ
+    client = commands.CommandClient()
+    facts = _facts(request, client)
+    # Loaded while Slurm answers.
+    from gpusub import interpreter, rundir
+    from gpusub.plan import make_plan, secrets
+    from gpusub.profile import load
+    from gpusub.render import render
+    from gpusub.submission import submit
+
     profile_name = Value(request.profile, "--profile") if request.profile else None
-    profile = config.load(config.paths(Path.home(), request.cwd), profile_name)
+    profile = load(Path(os.path.expanduser("~")), request.cwd, profile_name)
     python = None
     if request.program.kind != "command":
         python = interpreter.find(request.python, environ, request.cwd)
     assert request.run_root is not None
     if not request.local:
         rundir.refuse_node_local(request.run_root, _mountinfo())
-    token = rundir.new_token(datetime.now().astimezone(), os.urandom(4))
-    client = commands.CommandClient()
-    plan = make_plan(
-        request, profile, _facts(request, client), python, environ, token, request.run_root / token
-    )
+    token = rundir.new_token(time.localtime(), os.urandom(4))
+    plan = make_plan(request, profile, facts(), python, environ, token, request.run_root / token)
     script = render(plan, request.cwd)
     for warning in plan.warnings:
         note(f"gpusub: {warning}")
@@ -86,9 +94,9 @@ def check_program(request: Request) -> None:
     if program.kind != "script":
         return
     path = request.cwd / program.target
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "no such file"
-        raise GpusubError(f"{program.target}: {what}; name the Python script to run")
+    if not os.path.isfile(path):  # noqa: PTH113 - Path's raises where a name is too long
+        what = "is a directory" if os.path.isdir(path) else "no such file"  # noqa: PTH112
+        raise GpusubError(f"{program.target!r}: {what}; name the Python script to run")
     if program.target.endswith(".py"):
         return
     try:
@@ -107,13 +115,19 @@ def _mountinfo() -> str:
     return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
-def _facts(request: Request, client: SlurmClient) -> Any:
+def _facts(request: Request, client: SlurmClient) -> Callable[[], Inventory | Machine]:
+    """Start looking at what there is; return the function that waits for the answer."""
     if request.local:
         from gpusub.local import machine
 
-        return machine(os.environ)
+        return lambda: machine(os.environ)
+    inventory = in_background(client.inventory)
+    return lambda: _answered(inventory)
+
+
+def _answered(inventory: Callable[[], Inventory]) -> Inventory:
     try:
-        return client.inventory()
+        return inventory()
     except (SlurmUnreachableError, SlurmAmbiguousError) as error:
         raise GpusubError(
             f"Slurm was not reached, nothing was submitted: {error}", ExitCode.UNCERTAIN
@@ -124,6 +138,8 @@ def _facts(request: Request, client: SlurmClient) -> Any:
 
 def _dry_run(plan: Plan, script: str, as_json: bool) -> int:
     if as_json:
+        from gpusub.plan import plain
+
         _print_json(plain(plan))
         return 0
     if not plan.local:
@@ -147,14 +163,22 @@ def _run_here(
     hidden: Mapping[str, str],
     params: Mapping[str, Any],
 ) -> int:
+    from gpusub import rundir
+    from gpusub.follow import Tail
     from gpusub.local import run
+    from gpusub.plan import plain
+    from gpusub.render import headline
 
     run_dir = rundir.create(Path(plan.run_dir).parent, plan.token, script, plain(plan))
     note(f"gpusub: {headline(plan)}; log {_short(plan.log.value)}")
     quiet = params["as_json"] or params["parsable"]
-    ending = run(plan, environ, hidden, None if quiet else Tail(Path(plan.log.value), sys.stdout.buffer))
+    ending = run(
+        plan, environ, hidden, None if quiet else Tail(Path(plan.log.value), sys.stdout.buffer)
+    )
     if params["as_json"]:
-        _print_json({"token": plan.token, "run_dir": str(run_dir), "log": plan.log.value, **_end(ending)})
+        _print_json(
+            {"token": plan.token, "run_dir": str(run_dir), "log": plan.log.value, **_end(ending)}
+        )
     return ending.exit_code
 
 
@@ -194,6 +218,8 @@ def _after(
         if params["as_json"]:
             _print_json(answer)
         return 0
+    from gpusub.follow import Tail, follow
+
     tail = Tail(Path(submission.log), sys.stdout.buffer) if params["follow"] else None
     try:
         ending = follow(client, submission, tail, lambda words: note(f"gpusub: {words}"))
@@ -209,6 +235,8 @@ def _after(
 
 
 def _tell(plan: Plan, submission: Submission) -> None:
+    from gpusub.resources import summary
+
     words = summary(plan.resources)
     share = ", ".join(filter(None, (words["gpus"], words["cpus"], words["mem"])))
     partition = next(option.value for option in plan.options if option.name == "partition")
@@ -223,6 +251,8 @@ def _looked_at(plan: Plan, submission: Submission, client: SlurmClient) -> Submi
 
     Only Slurm knows what the patterns of a user's --output come to.
     """
+    from gpusub.submission import hopeless
+
     try:
         jobs = client.jobs(submission.job_id)
     except SlurmError as error:

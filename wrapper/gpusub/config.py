@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +17,10 @@ import msgspec
 
 from gpuhealth.nccl import FABRIC_TYPES, GDR_LEVELS
 from gpusub.errors import GpusubError
+from gpusub.profile import Profile
 from gpusub.request import Value, parse_time
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-SITE_FILE = Path("/etc/gpusub/cluster.yaml")
 
 
 class FabricSchema(msgspec.Struct, frozen=True):
@@ -76,15 +75,12 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "fabric.gdr_level": GDR_LEVELS,
 }
 
-
-@dataclass(frozen=True)
-class Profile:
-    """The settings in force, by key, ``fabric`` and ``env`` key by key; absent is "not set"."""
-
-    name: str | None = None
-    settings: Mapping[str, Value[Any]] = field(default_factory=dict)
-    fabric: Mapping[str, Value[Any]] = field(default_factory=dict)
-    env: Mapping[str, Value[str]] = field(default_factory=dict)
+# Keys whose text must be of a form, and what to write.
+_FORMS: Mapping[str, tuple[str, str]] = {
+    "gpus_per_node": (r"(?:[A-Za-z][\w.-]*:)?\d+", "write 8, or TYPE:8 as in h100:8"),
+    "cpus_per_gpu": (r"[1-9]\d*", "write 1 or more"),
+    "mem_per_gpu": (r"[1-9]\d*[KMGTkmgt]?", "write a size, as in 100G"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,11 +98,6 @@ class _File:
         return GpusubError(f"{where}: {'.'.join(keys)}{': ' if keys else ''}{problem}")
 
 
-def paths(home: Path, cwd: Path) -> tuple[Path, ...]:
-    """Return the files that may hold settings; later ones win."""
-    return SITE_FILE, home / ".config/gpusub/config.yaml", cwd / "gpusub.yaml"
-
-
 def load(files: Iterable[Path], profile: Value[str] | None) -> Profile:
     """Return the profile in force, merged from ``files`` in their order.
 
@@ -115,13 +106,14 @@ def load(files: Iterable[Path], profile: Value[str] | None) -> Profile:
     Raises:
         GpusubError: a file is not readable or not valid, or no file holds the profile.
     """
-    read = [_read(path) for path in files if path.exists()]
+    read = [file for file in map(_read, files) if file is not None]
     documents = [(file, _document(file)) for file in read]
     name = profile
     if name is None:
         for file, document in documents:
             if document.default_profile is not None:
-                name = Value(document.default_profile, str(file.path))
+                line = file.lines["default_profile",]
+                name = Value(document.default_profile, f"{file.path}:{line}: default_profile")
     if name is None:
         return Profile()
     known = sorted({key for _, document in documents for key in document.profiles or {}})
@@ -140,44 +132,60 @@ def load(files: Iterable[Path], profile: Value[str] | None) -> Profile:
 def _merge(below: Profile, file: _File, keys: Mapping[str, Any]) -> Profile:
     origin = f"profile {below.name} ({file.path})"
 
-    def over(old: Mapping[str, Value[Any]], new: Mapping[str, Any]) -> dict[str, Value[Any]]:
+    def over(old: Mapping[str, Value[Any]], new: Mapping[str, Any] | None) -> dict[str, Value[Any]]:
+        # "fabric:" with nothing behind it takes back what stands below, as null does for a key.
+        if new is None:
+            return {}
         return {**old, **{key: Value(value, origin) for key, value in new.items()}}
 
     return Profile(
         below.name,
         over(below.settings, {k: v for k, v in keys.items() if k not in ("fabric", "env")}),
-        over(below.fabric, keys.get("fabric") or {}),
-        over(below.env, keys.get("env") or {}),
+        over(below.fabric, keys.get("fabric", {})),
+        over(below.env, keys.get("env", {})),
     )
 
 
-def _read(path: Path) -> _File:
-    import yaml
-
+def _read(path: Path) -> _File | None:
+    """Return what stands in a file, None where there is no such file."""
     try:
         content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GpusubError(f"{path}: cannot be read: {error}") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise GpusubError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise GpusubError(f"{path}:{line}: not in UTF-8: {error.reason}") from error
+    import yaml
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         node = yaml.compose(content, Loader=loader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
+        mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
+        line = mark.line if mark else content.encode()[:position].count(b"\n")
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise GpusubError(f"{path}{line}: not valid YAML: {problem}") from error
+        raise GpusubError(f"{path}:{line + 1}: not valid YAML: {problem}") from error
     lines: dict[tuple[str, ...], int] = {}
-    values = _plain(path, node, (), lines) if node is not None else {}
+    if node is None:
+        return _File(path, {}, lines)
+    try:
+        values = _plain(path, node, (), lines) or {}
+    except RecursionError:
+        raise GpusubError(f"{path}: an alias stands within what it stands for") from None
     if not isinstance(values, dict):
-        raise GpusubError(f"{path}: must hold keys, as in 'profiles:'")
+        line = node.start_mark.line + 1
+        raise GpusubError(f"{path}:{line}: must hold keys, as in 'profiles:'")
     return _File(path, values, lines)
 
 
 def _plain(path: Path, node: Any, keys: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> Any:
     """Return a composed YAML node as dicts, lists, texts and None, noting each key's line."""
     if node.id == "scalar":
-        null = node.style is None and node.value in ("", "~", "null", "Null", "NULL")
-        return None if null else node.value
+        if "\0" in node.value:
+            raise GpusubError(f"{path}:{node.start_mark.line + 1}: a NUL cannot stand in a value")
+        return None if node.tag == "tag:yaml.org,2002:null" else node.value
     if node.id == "sequence":
         return [_plain(path, item, keys, lines) for item in node.value]
     values: dict[str, Any] = {}
@@ -226,6 +234,10 @@ def _check(file: _File, keys: tuple[str, ...], typed: Mapping[str, Any]) -> None
         allowed = _CHOICES.get(key)
         if allowed and value is not None and value not in allowed:
             raise file.fail((*keys, *key.split(".")), f"{value!r} is none of {', '.join(allowed)}")
+        if key in _FORMS and value is not None:
+            form, hint = _FORMS[key]
+            if not re.fullmatch(form, str(value), re.ASCII):
+                raise file.fail((*keys, key), f"{value!r}: {hint}")
     if typed.get("time") is not None:
         try:
             parse_time("", typed["time"])
@@ -261,4 +273,13 @@ def _convert(
         problem = problem[0].lower() + problem[1:]
         if "`bool" in problem:
             problem = "write true or false"
-        raise file.fail((*keys, *inner), problem.replace("`", "")) from None
+        problem = re.sub("`(.*?)`", lambda name: _words(name[1]), problem)
+        raise file.fail((*keys, *inner), problem) from None
+
+
+def _words(types: str) -> str:
+    """Return msgspec's names of types in words of people who write YAML."""
+    known = {"str": "a text", "int": "a plain number", "array": "a list", "object": "keys"}
+    names = types.split(" | ")
+    wanted = [name for name in names if name != "null" or len(names) == 1]
+    return " or ".join(known.get(name, name) for name in wanted)

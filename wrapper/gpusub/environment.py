@@ -21,11 +21,26 @@ _PLANTED = re.compile(
     re.VERBOSE,
 )
 
+# sbatch(1), INPUT ENVIRONMENT VARIABLES: what of a site's or a user's would undo the request.
+OVERRULED = {
+    "SBATCH_ARRAY_INX": "job arrays are not supported",
+    "SBATCH_CPUS_PER_GPU": "gpusub counts CPUs by node; cpus_per_gpu in a profile does the same",
+    "SBATCH_DISTRIBUTION": "gpusub settles the order of the ranks itself",
+    "SBATCH_ERROR": "stdout and stderr share one log",
+    "SBATCH_GPUS": "gpusub counts GPUs by node",
+    "SBATCH_GPUS_PER_SOCKET": "gpusub counts GPUs by node",
+    "SBATCH_GPUS_PER_TASK": "it hides a worker's GPUs from its neighbours",
+    "SBATCH_OVERCOMMIT": "it leaves the job one CPU a node",
+    "SBATCH_WAIT": "gpusub has its own --wait",
+}
+
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET)$|PASSWORD")
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for sbatch: the user's, without what a surrounding job planted.
+
+    Neither is there what would undo the request (OVERRULED).
 
     Inside a job every ``SBATCH_*`` goes too: the site's modules set them for the login node.
     """
@@ -34,7 +49,11 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environ.items()
         if name == "SLURM_CONF"
-        or not (_PLANTED.fullmatch(name) or (inside_job and name.startswith("SBATCH_")))
+        or not (
+            _PLANTED.fullmatch(name)
+            or name in OVERRULED
+            or (inside_job and name.startswith("SBATCH_"))
+        )
     }
 
 

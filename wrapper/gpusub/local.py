@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import time
@@ -26,10 +29,16 @@ def machine(environ: Mapping[str, str], proc: Path = Path("/proc")) -> Machine:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         listed = visible.split(",") if visible else []
-        # CUDA stops at the first device that it does not know.
-        end = next((i for i, d in enumerate(listed) if d in ("-1", "", "NoDevFiles")), len(listed))
-        there = min(there, end)
+        known = itertools.takewhile(lambda device: _is_there(device.strip(), there), listed)
+        there = min(there, len(list(known)))
     return Machine(gpus=there, cpus=len(os.sched_getaffinity(0)))
+
+
+def _is_there(device: str, gpus: int) -> bool:
+    """Whether CUDA knows a device; at the first one that it does not know it stops."""
+    if re.fullmatch(r"\d+", device, re.ASCII):
+        return int(device) < gpus
+    return device.startswith(("GPU-", "MIG-"))
 
 
 def run(
@@ -53,7 +62,12 @@ def run(
     def pass_on(number: int, _frame: FrameType | None) -> None:
         process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # Under nohup(1) the program ignores SIGHUP too, and must not be sent it.
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         code = _wait(process, tail)
     finally:
@@ -63,12 +77,19 @@ def run(
     return Ending(code, "local", "COMPLETED" if code == 0 else "FAILED")
 
 
+def _copied(tail: Tail | None) -> bool:
+    """Show what is new in the log; the run goes on where nobody reads it any more."""
+    with contextlib.suppress(BrokenPipeError):
+        return tail.copy() if tail else False
+    return False
+
+
 def _wait(process: subprocess.Popen[bytes], tail: Tail | None) -> int:
     stop_at: float | None = None
     while True:
         try:
             code = process.poll()
-            new = tail.copy() if tail else False
+            new = _copied(tail)
             if code is not None:
                 return code if code >= 0 else 128 - code
             if stop_at is not None and time.monotonic() > stop_at:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuhealth.nccl import Fabric, stated_variables
 from gpuslurm.client import Inventory
-from gpusub.config import Profile
-from gpusub.environment import secret
+from gpusub.environment import OVERRULED, scrubbed, secret
 from gpusub.errors import GpusubError
+from gpusub.profile import Profile
 from gpusub.request import BUILT_IN, Program, Request, Value, refuse_control_characters
 from gpusub.resources import (
     Machine,
@@ -132,6 +131,7 @@ def make_plan(
         setup=tuple(_value(request, profile, "setup", [])),
         template=setting(request, profile, "template") or Value("torchrun", BUILT_IN),
         profile=profile.name,
+        warnings=() if isinstance(facts, Machine) else _warnings(request, profile, environ),
     )
 
 
@@ -264,9 +264,12 @@ def _variables(
             str(max(cpus // workers, 1)),
             f"{cpus} CPUs for {workers} worker{'s' if workers > 1 else ''}",
         )
-    fabric = Fabric(**{key: value.value for key, value in profile.fabric.items()})
-    for name, value, key in stated_variables(fabric):
-        put(name, value, f"{profile.fabric[key].origin}: fabric.{key}")
+    if profile.fabric:
+        from gpuhealth.nccl import Fabric, stated_variables
+
+        fabric = Fabric(**{key: value.value for key, value in profile.fabric.items()})
+        for name, value, key in stated_variables(fabric):
+            put(name, value, f"{profile.fabric[key].origin}: fabric.{key}")
     for name, stated in profile.env.items():
         if not secret(name):
             put(name, stated.value, stated.origin)
@@ -288,7 +291,33 @@ def secrets(request: Request, profile: Profile) -> dict[str, str]:
     """Return the variables that must not be written down, to be put into sbatch's environment."""
     stated = {name: value.value for name, value in profile.env.items()}
     asked = {name: value for name, value in request.env.items() if value is not None}
-    return {name: value for name, value in {**stated, **asked}.items() if secret(name)}
+    own = {name for name, value in request.env.items() if value is None}
+    return {
+        name: value
+        for name, value in {**stated, **asked}.items()
+        if secret(name) and name not in own
+    }
+
+
+def _warnings(request: Request, profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what the user should know before the job is submitted.
+
+    Raises:
+        GpusubError: a variable that the user asks for would not reach the job.
+    """
+    export = scrubbed(environ).get("SBATCH_EXPORT", "ALL")
+    own = [name for name, value in request.env.items() if value is None]
+    unwritten = [*secrets(request, profile), *own]
+    if unwritten and "ALL" not in export.split(","):
+        raise GpusubError(
+            f"environment SBATCH_EXPORT={export}: {', '.join(unwritten)} would not reach the job, "
+            "since secrets travel in the environment alone; unset it, or set it to ALL"
+        )
+    return tuple(
+        f"{name} is left out: {OVERRULED[name]}"
+        for name in sorted(OVERRULED)
+        if name in environ and "SLURM_JOB_ID" not in environ
+    )
 
 
 def plain(plan: Plan) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Request:
     local: bool = False
 
 
-def parse_nodes(text: str) -> Nodes:
+def parse_nodes(origin: str, text: str) -> Nodes:
     """Return the nodes of ``N`` or ``MIN-MAX``.
 
     Raises:
@@ -83,7 +83,9 @@ def parse_nodes(text: str) -> Nodes:
     """
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text, re.ASCII)
     if not match or not 0 < int(match[1]) <= int(match[2] or match[1]):
-        raise GpusubError(f"--nodes {text}: write a number of nodes, or MIN-MAX, as in 2 or 2-4")
+        raise GpusubError(
+            f"{origin}: {text!r}: write a number of nodes, or MIN-MAX, as in 2 or 2-4"
+        )
     return Nodes(int(match[1]), int(match[2] or match[1]))
 
 
@@ -95,18 +97,18 @@ def parse_assignment(option: str, text: str) -> tuple[str, str | None]:
     """
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
-        raise GpusubError(f"{option} {text}: write NAME=VALUE; {name!r} is no variable's name")
+        raise GpusubError(f"{option}: {name!r} is no variable's name; write NAME=VALUE")
     return name, value if equals else None
 
 
 def parse_time(origin: str, text: str) -> int | None:
-    """Return the seconds of a time limit, None for unlimited.
+    """Return the seconds of a time limit, None for unlimited, which 0 is too (sbatch(1)).
 
     Raises:
         GpusubError: the text is no time limit in any of Slurm's forms.
     """
     try:
-        return seconds(text)
+        return seconds(text) or None
     except ValueError:
         raise GpusubError(
             f"{origin}: {text!r} is no time limit; write hours:minutes:seconds, as in 04:00:00, "
@@ -133,6 +135,7 @@ NOT_PASSED_ON: Mapping[str, str] = {
     "ntasks-per-socket": "gpusub starts one task a node",
     "no-requeue": "the job must be requeueable to survive a node that its prolog finds sick",
     "open-mode": "the log of a requeued job goes on in the same file",
+    "overcommit": "it leaves the job one CPU a node",
     "parsable": "use gpusub's own --parsable",
     "requeue": "every job is submitted requeueable",
     "test-only": "use --dry-run",
@@ -150,7 +153,18 @@ NOT_PASSED_ON: Mapping[str, str] = {
     "qos": "use --qos",
     "job-name": "use --job-name",
     "output": "use --output",
+    "constraint": "use --constraint",
+    "reservation": "use --reservation",
+    "exclude": "use --exclude",
+    "nodelist": "use --nodelist",
+    "dependency": "use --dependency",
+    "comment": "use --comment",
+    "mail-type": "use --mail-type",
+    "mail-user": "use --mail-user",
     "exclusive": "use --exclusive",
+    "help": "sbatch would print its help and submit nothing",
+    "usage": "sbatch would print its usage and submit nothing",
+    "version": "sbatch would print its version and submit nothing",
     "distribution": "gpusub settles the order of the ranks itself",
 }
 
@@ -166,8 +180,10 @@ def parse_sbatch(text: str) -> tuple[str, str | None]:
         raise GpusubError(
             f"--sbatch {text}: write KEY or KEY=VALUE with sbatch's long name, as in nice=100"
         )
-    if NOT_PASSED_ON.get(key):
-        raise GpusubError(f"--sbatch {key}: {NOT_PASSED_ON[key]}")
+    # sbatch takes the start of a name for the name.
+    for name in (key, *NOT_PASSED_ON):
+        if name in NOT_PASSED_ON and name.startswith(key):
+            raise GpusubError(f"--sbatch {name}: {NOT_PASSED_ON[name]}")
     return key, value if equals else None
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuslurm.client import Inventory, NodeKind, Partition
-from gpusub.config import Profile
 from gpusub.errors import GpusubError
+from gpusub.profile import Profile
 from gpusub.request import BUILT_IN, Nodes, Request, Value, parse_time
 
 
@@ -119,15 +119,17 @@ def slurm_resources(
         whole = all(kind.gpus == gpus.value for kind in fitting)
     else:
         whole = setting(request, profile, "cpus_per_task") is None
+    ceiling = _most_cpus(partitions, fitting)
+    # With MaxCPUsPerNode Slurm lets no job have a node for itself.
+    whole = whole and ceiling == max(kind.cpus for kind in fitting)
     exclusive = _exclusive(request, profile, whole, gpus.value)
     cpus = _cpus_asked(request, profile, gpus.value) or _cpus_of_partition(
         inventory, partitions, fitting, gpus.value
     )
-    ceiling = max(kind.cpus for kind in fitting)
     if cpus.value > ceiling:
         raise GpusubError(
             f"{cpus.origin}: {cpus.value} CPUs a node, and no node of "
-            f"{_names(partitions)} has more than {ceiling}; ask for fewer"
+            f"{_names(partitions)} gives more than {ceiling}; ask for fewer"
         )
     return Resources(
         nodes=request.nodes,
@@ -146,6 +148,13 @@ def slurm_resources(
         ),
         exclusive=exclusive,
     )
+
+
+def _most_cpus(partitions: Sequence[Partition], kinds: Sequence[NodeKind]) -> int:
+    """Return the most CPUs that a job can have of a node."""
+    most = max(kind.cpus for kind in kinds)
+    caps = [partition.max_cpus_per_node or most for partition in partitions]
+    return min(most, max(caps))
 
 
 def _names(partitions: Iterable[Partition]) -> str:

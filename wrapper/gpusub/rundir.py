@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ _NODE_LOCAL_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs", "proc", "sysfs"})
 _NODE_LOCAL_PATHS = (Path("/tmp"), Path("/var/tmp"), Path("/dev"), Path("/run"))
 
 
-def new_token(now: datetime, random: bytes) -> str:
+# Says whose it is, so that a user's own is never taken for it.
+_GITIGNORE = "# gpusub's run directories\n*\n"
+
+
+def new_token(now: time.struct_time, random: bytes) -> str:
     """Return a run's unique name, which sorts by time: ``20261130-191500-4f3a9c81``."""
-    return f"{now:%Y%m%d-%H%M%S}-{random.hex()}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', now)}-{random.hex()}"
 
 
 def refuse_node_local(root: Path, mountinfo: str) -> None:
@@ -33,7 +38,7 @@ def refuse_node_local(root: Path, mountinfo: str) -> None:
     Raises:
         GpusubError: it is under /tmp and its kin, or on a file system in memory.
     """
-    real = root.resolve()
+    real = Path(os.path.realpath(root))
     problem = None
     if any(real.is_relative_to(path) for path in _NODE_LOCAL_PATHS):
         problem = "every node has its own"
@@ -67,9 +72,10 @@ def create(root: Path, token: str, script: str, plan: Mapping[str, Any]) -> Path
     path = root / token
     try:
         if not root.is_dir():
-            root.mkdir(parents=True)
+            # Another submission may be making it too.
+            root.mkdir(parents=True, exist_ok=True)
             # Only in a directory of our own: elsewhere this would hide the user's files from git.
-            (root / ".gitignore").write_text("*\n")
+            (root / ".gitignore").write_text(_GITIGNORE)
         path.mkdir()
         _write(path / "job.sh", script)
         _write(path / "plan.json", json.dumps(plan, indent=1, default=str) + "\n")
@@ -95,16 +101,22 @@ def remove(root: Path, token: str) -> None:
     if not root.is_dir():
         return
     left = {entry.name for entry in root.iterdir()}
-    if left == {".gitignore"} and (root / ".gitignore").read_text() == "*\n":
+    if left == {".gitignore"} and (root / ".gitignore").read_text() == _GITIGNORE:
         (root / ".gitignore").unlink()
         root.rmdir()
 
 
 def link(root: Path, token: str, job_id: int) -> None:
-    """Let ``<root>/<jobid>`` name the run; ids start again after a controller lost its state."""
+    """Let ``<root>/<jobid>`` name the run; ids start again after a controller lost its state.
+
+    Where that cannot be (no links on this file system), the job is there all the same.
+    """
     temporary = root / f".{token}.link"
-    temporary.symlink_to(token)
-    temporary.replace(root / str(job_id))
+    with contextlib.suppress(OSError):
+        temporary.symlink_to(token)
+        temporary.replace(root / str(job_id))
+    with contextlib.suppress(OSError):
+        temporary.unlink()
 
 
 def make_log_directory(log: str) -> None:

@@ -28,6 +28,7 @@ NEVER_STARTS: Mapping[str, str] = {
     "DependencyNeverSatisfied": "its dependency can never be met",
     "InvalidAccount": "there is no such account",
     "InvalidQOS": "there is no such QOS",
+    "MaxMemPerLimit": "more memory than the partition lets a job have",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "PartitionNodeLimit": "more nodes than the partition lets a job have",
@@ -82,12 +83,21 @@ def submit(
         ) from error
     except SlurmAmbiguousError as error:
         raise GpusubError(
-            f"Slurm gave no certain answer ({error}); a job may exist: look with "
-            f"squeue --me -t all -o '%i %T %o' | grep {plan.token} before submitting again",
-            ExitCode.UNCERTAIN,
+            f"Slurm gave no certain answer ({error}); {_look(plan.token)}", ExitCode.UNCERTAIN
         ) from error
+    except KeyboardInterrupt:
+        raise GpusubError(
+            f"interrupted while submitting; {_look(plan.token)}", ExitCode.INTERRUPTED
+        ) from None
     rundir.link(root, plan.token, accepted.job_id)
     return Submission(accepted.job_id, accepted.cluster, plan.token, run_dir, plan.log.value)
+
+
+def _look(token: str) -> str:
+    return (
+        "a job may exist: look with "
+        f"squeue --me -t all -o '%i %T %o' | grep {token} before submitting again"
+    )
 
 
 def hopeless(job: Job) -> str | None:
