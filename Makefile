@@ -10,12 +10,12 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.torch .packages ## Train a small model on two nodes of a real, throw-away Slurm
-	@$(BIN)/python tests/cluster/cluster.py --quiet -- bash -c 'cp -r "$$0"/examples . && \
+	@$(BIN)/python tests/cluster/cluster.py bash -c 'cp -r "$$0"/examples . && \
 	  printf "\n$$ %s\n" "gpusub -N 2 --gpus-per-node 2 --follow examples/train.py --steps 50" && \
 	  exec gpusub -N 2 --gpus-per-node 2 --follow examples/train.py --steps 50' "$(CURDIR)"
 
 cluster: $(VENV)/.torch .packages ## A shell on a throw-away Slurm of 8 nodes (CMD="sinfo" runs a command)
-	@$(BIN)/python tests/cluster/cluster.py $(if $(CMD),-- bash -c '$(subst ','\'',$(CMD))')
+	@$(BIN)/python tests/cluster/cluster.py $(if $(CMD),bash -c '$(subst ','\'',$(CMD))')
 
 test: lint $(VENV)/.torch .packages ## Everything: ruff, mypy --strict, unit and cluster tests
 	GPUSUB_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest

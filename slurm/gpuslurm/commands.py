@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from gpuslurm import text
@@ -116,20 +117,31 @@ class _Running:
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        # What a site's wrapper has started may hold the pipes open: nothing more is read of them.
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.process.wait()
 
 
-def _outputs(*commands: Sequence[str]) -> list[str]:
-    """Run the commands side by side and return what each printed."""
-    running = []
+@contextmanager
+def _running(*commands: Sequence[str]) -> Iterator[list[_Running]]:
+    """Start the commands side by side; those whose result nobody waited for end with the block."""
+    running: list[_Running] = []
     try:
         for argv in commands:
             running.append(_Running(argv))
-        return [command.result() for command in running]
+        yield running
     finally:
         for command in running:
             if command.process.returncode is None:
                 command.stop()
+
+
+def _output(*argv: str) -> str:
+    """Run one command and return what it printed."""
+    with _running(argv) as (command,):
+        return command.result()
 
 
 def available() -> bool:
@@ -142,11 +154,24 @@ class CommandClient:
 
     def inventory(self) -> Inventory:
         """Return the partitions and their nodes (see SlurmClient)."""
-        shown, listed, config = _outputs(
+        with self.inventory_begun() as inventory:
+            return inventory()
+
+    @contextmanager
+    def inventory_begun(self) -> Iterator[Callable[[], Inventory]]:
+        """Ask for the inventory and yield the function that waits for the answer.
+
+        Between the two the caller can do something else: Slurm takes 15 ms, and loading the rest
+        of a program as long.
+        """
+        with _running(
             ["scontrol", "--all", "--oneliner", "show", "partition"],
             ["sinfo", "--all", "--noheader", "--format", text.SINFO_FORMAT],
             ["scontrol", "show", "config"],
-        )
+        ) as commands:
+            yield lambda: self._inventory(*(command.result() for command in commands))
+
+    def _inventory(self, shown: str, listed: str, config: str) -> Inventory:
         return Inventory(
             partitions=text.partitions(shown),
             kinds=self._without_reserved(text.node_kinds(listed)),
@@ -162,9 +187,7 @@ class CommandClient:
         samples = sorted({text.first_name(kind.names) for kind in kinds})
         if not samples:
             return kinds
-        (shown,) = _outputs(
-            ["scontrol", "--all", "--oneliner", "show", "node", ",".join(samples)],
-        )
+        shown = _output("scontrol", "--all", "--oneliner", "show", "node", ",".join(samples))
         found = {
             name: (cpus, memory)
             for name, cpus, memory in map(text.usable, filter(None, shown.splitlines()))
@@ -181,7 +204,7 @@ class CommandClient:
     def jobs(self, job_id: int) -> tuple[Job, ...]:
         """Return the job or the tasks of the array (see SlurmClient)."""
         try:
-            (shown,) = _outputs(["scontrol", "--all", "--oneliner", "show", "job", str(job_id)])
+            shown = _output("scontrol", "--all", "--oneliner", "show", "job", str(job_id))
         except SlurmRefusedError as error:
             if "Invalid job id" in str(error):
                 return ()

@@ -20,9 +20,9 @@ _GPU_GRES = re.compile(r"^gpu(?::[^:()]+)?:(\d+)(?:\(.*)?$")
 def fields(line: str) -> dict[str, str]:
     """Return the ``Key=value`` pairs of one ``scontrol -o`` line; values may hold blanks."""
     found = list(_KEY.finditer(line))
-    ends = [match.start() for match in found[1:]] + [len(line)]
+    ends = [*(match.start() for match in found[1:]), len(line)]
     pairs: dict[str, str] = {}
-    for match, end in zip(found, ends, strict=True):
+    for match, end in zip(found, ends, strict=False):
         pairs.setdefault(match[1], line[match.end() : end].strip())
     return pairs
 
@@ -70,7 +70,9 @@ def _job_defaults(text: str) -> dict[str, int]:
 
 def partitions(text: str) -> tuple[Partition, ...]:
     """Return the partitions of ``scontrol -o show partition``."""
-    return tuple(_partition(fields(line)) for line in text.splitlines() if "=" in line)
+    return tuple(
+        _partition(fields(line)) for line in text.splitlines() if line.startswith("PartitionName=")
+    )
 
 
 def _partition(pairs: dict[str, str]) -> Partition:

@@ -163,6 +163,8 @@ class Layout:
         """/etc/hosts of the whole cluster: slurmctld looks addresses up in reverse, too."""
         lines = ["127.0.0.1 localhost", f"{LOGIN} login", f"{CONTROLLER} controller"]
         lines += [f"{node.address} {node.name}" for node in self.nodes]
+        # torch's store listens on IPv6 and looks its clients up by these.
+        lines += [f"::ffff:{node.address} {node.name}" for node in self.nodes]
         return "\n".join(lines) + "\n"
 
 

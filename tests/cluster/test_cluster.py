@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from box import ClusterError, descendants
 
+from box import ClusterError, descendants
 from cluster import Cluster, CommandError, parse_job, real_cpus
 
 ROOT = os.environ.get("GPUSUB_CLUSTER_ROOT", "/")
@@ -48,11 +48,11 @@ def test_all_nodes_are_idle(cluster: Cluster) -> None:
 
 
 def test_each_node_has_its_own_name_and_address(cluster: Cluster) -> None:
-    script = 'echo $(hostname) $(getent hosts $(hostname)) $(hostname -I | cut -d" " -f1)'
+    script = "echo $(hostname) $(getent ahostsv4 $(hostname) | head -n1) $(hostname -I)"
     seen = [line.split() for line in steps(cluster, "bash", "-c", script)]
     assert sorted(words[0] for words in seen) == sorted(GPU_NODES)
     assert len({words[1] for words in seen}) == 8
-    for name, looked_up, alias, own in seen:
+    for name, looked_up, _, alias, own, *_ in seen:
         assert (alias, own) == (name, looked_up)
 
 

@@ -269,7 +269,7 @@ def queue(cluster: Cluster) -> str:
     [
         (["-N9"], 2, "--nodes: 9 nodes with 4 GPUs, and partition gpu has 8; ask for fewer"),
         (["--gpus-per-node=5"], 2, "5 GPUs a node, and no node of partition gpu has more than 4"),
-        (["-c", "17"], 2, "17 CPUs a node, and no node of partition gpu has more than 16"),
+        (["-c", "17"], 2, "17 CPUs a node, and no node of partition gpu gives more than 16"),
         (["-p", "gpus"], 2, "no partition 'gpus'; did you mean 'gpu'?"),
         (["-p", "cpu"], 2, "the nodes of partition cpu have no GPUs"),
         (["-p", "mixed"], 2, "differ: 2 GPUs on 1 nodes, 4 GPUs on 2 nodes"),

@@ -57,7 +57,10 @@ def no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A PATH like that of a machine without Slurm."""
     usual = tmp_path / "bin"
     usual.mkdir()
-    for program in ("python3", "bash", "sh", "sleep", "cat", "timeout", "hostname", "touch"):
+    for program in (
+        *("bash", "cat", "echo", "hostname", "pwd"),
+        *("python3", "sh", "sleep", "timeout", "touch"),
+    ):
         (usual / program).symlink_to(
             next(p for p in map(Path, (f"/usr/bin/{program}", f"/bin/{program}")) if p.exists())
         )

@@ -11,7 +11,7 @@ import pytest
 from gpusub.errors import GpusubError
 from gpusub.plan import Option, Plan, plain
 from gpusub.profile import Profile
-from gpusub.request import BUILT_IN, Nodes, Program, Request, Value
+from gpusub.request import BUILT_IN, Nodes, Program, Value
 from gpusub.resources import Machine
 
 Make = Callable[..., Any]
@@ -135,7 +135,7 @@ class TestOptions:
     def test_gres_twice_is_refused(self, request_of: Make, plan_of: Make, profile_of: Make) -> None:
         request = request_of(sbatch={"gres": Value("nvme:1", "option --sbatch")})
         assert "--gres=nvme:1" in [o.text for o in plan_of(request).options]
-        with pytest.raises(GpusubError, match="^--sbatch gres: "):
+        with pytest.raises(GpusubError, match=r"^--sbatch gres: "):
             plan_of(request, profile_of(gpu_request="gres"))
 
     @pytest.mark.parametrize("where", ["job_name", "account", "output"])
@@ -381,7 +381,7 @@ class TestRendezvous:
         command = Program("command", "nvidia-smi", ("topo",))
         plan = plan_of(request_of(command), profile_of(rendezvous="static"))
         assert (plan.rendezvous.value, plan.python) == ("none", None)
-        with pytest.raises(GpusubError, match="^--max-restarts: a command after -- is started"):
+        with pytest.raises(GpusubError, match=r"^--max-restarts: a command after -- is started"):
             plan_of(request_of(command, max_restarts=1))
 
 

@@ -55,7 +55,7 @@ def test_a_place_that_cannot_be_looked_into_is_refused(
     work: Path, closed: Path, nobody: None
 ) -> None:
     # Passing over it would submit with other settings than the site's or the user's.
-    with pytest.raises(GpusubError, match="cannot be read: Permission denied$"):
+    with pytest.raises(GpusubError, match=r"cannot be read: Permission denied$"):
         load(closed, work, None)
 
 

@@ -26,7 +26,7 @@ Make = Callable[..., Any]
 ANY = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 UNDECODABLE = st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF, categories=["Cs"])
 SPECIAL = st.sampled_from(
-    list("'\"\\$`!#%*?~[]{}();&|<> \t\n\r\x01\x1b\x7f-=0123456789nux") + ["$'", "\\'"]
+    [*"'\"\\$`!#%*?~[]{}();&|<> \t\n\r\x01\x1b\x7f-=0123456789nux", "$'", "\\'"]
 )
 WORD = st.lists(st.one_of(ANY, UNDECODABLE, SPECIAL)).map("".join)
 NASTY = [

@@ -156,7 +156,7 @@ def test_what_gpusub_settles_is_refused_with_what_to_use(name: str, form: str) -
 def test_its_beginning_is_refused_too(name: str) -> None:
     # getopt_long, and so sbatch, takes --ntasks-per-nod=2 for --ntasks-per-node=2.
     for length in range(1, len(name)):
-        with pytest.raises(GpusubError, match="^--sbatch "):
+        with pytest.raises(GpusubError, match=r"^--sbatch "):
             parse_sbatch(f"{name[:length]}=1")
 
 

@@ -202,7 +202,9 @@ class TestImpossible:
     def test_more_cpus_than_the_partition_gives(self, resources_of: Make) -> None:
         # Slurm 22.05: "Requested node configuration is not available", and nothing of why.
         capped = (replace(GPU, max_cpus_per_node=32),)
-        with pytest.raises(GpusubError, match="33 CPUs a node.* gives more than 32; ask for fewer"):
+        with pytest.raises(
+            GpusubError, match=r"33 CPUs a node.* gives more than 32; ask for fewer"
+        ):
             resources_of(partitions=capped, cpus_per_task="33")
         assert resources_of(partitions=(*capped, GPU), cpus_per_task="33")
 

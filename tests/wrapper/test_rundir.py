@@ -133,7 +133,7 @@ class TestCreate:
     def test_git_sees_nothing_of_it(self, work: Path) -> None:
         subprocess.run(["git", "init", "-q", work], check=True)
         rundir.create(work / ".gpusub", TOKEN, "", {})
-        status = ["git", "-C", work, "status", "--porcelain", "--untracked-files=all"]
+        status = ["git", "-C", str(work), "status", "--porcelain", "--untracked-files=all"]
         assert subprocess.run(status, capture_output=True, check=True).stdout == b""
 
     def test_in_a_directory_of_the_users_nothing_else_is_made(self, work: Path) -> None:
@@ -188,7 +188,7 @@ class TestCreate:
             yield Path(name)
 
     def test_where_one_may_not_write(self, closed: Path, nobody: None) -> None:
-        if os.stat(closed).st_uid == os.geteuid():
+        if closed.stat().st_uid == os.geteuid():
             pytest.skip("not root: everything here is the user's")
         for root in (closed, closed / ".gpusub"):
             with pytest.raises(
@@ -235,7 +235,7 @@ class TestLink:
         root = work / ".gpusub"
         rundir.create(root, TOKEN, "x", {})
         rundir.link(root, TOKEN, 42)
-        assert os.readlink(root / "42") == TOKEN  # relative: the root can be moved
+        assert str((root / "42").readlink()) == TOKEN  # relative: the root can be moved
         assert (root / "42" / "job.sh").read_text() == "x"
 
     def test_the_last_job_of_an_id_has_it(self, work: Path) -> None:

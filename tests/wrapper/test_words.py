@@ -34,7 +34,13 @@ TAKES_VALUE = takes_value(submit)
         ("--array 1-3 train.py", ["--array"], "script", "1-3", ["train.py"]),
         ("-z train.py", ["-z"], "script", "train.py", []),
         # The program's own words look like ours.
-        ("train.py -N 2 -m x -- --local", [], "script", "train.py", "-N 2 -m x -- --local".split()),
+        (
+            "train.py -N 2 -m x -- --local",
+            [],
+            "script",
+            "train.py",
+            ["-N", "2", "-m", "x", "--", "--local"],
+        ),
         ("train.py --help", [], "script", "train.py", ["--help"]),
         ("train.py --", [], "script", "train.py", ["--"]),
         ("-N 2 train.py train.py", ["-N", "2"], "script", "train.py", ["train.py"]),

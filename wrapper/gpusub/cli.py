@@ -360,6 +360,8 @@ def run(argv: Sequence[str]) -> int:
         return _fail(str(error), error.code)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # nobody reads on; a job goes on all the same
+        return 128 + 13
     return code if isinstance(code, int) else 0
 
 
@@ -369,13 +371,11 @@ def _explain(error: click.ClickException) -> str:
         known = NOT_PASSED_ON.get(error.option_name.lstrip("-"))
         if known:
             return f"{error.option_name}: {known}"
-        near = sorted(error.possibilities or ())
-        hint = (
-            f"did you mean {', '.join(near)}?"
-            if near
-            else f"an option of sbatch goes as --sbatch {error.option_name.lstrip('-')}"
-        )
-        return f"no option {error.option_name}; {hint}"
+        near = " or ".join(sorted(error.possibilities or ()))
+        hint = f"did you mean {near}? " if near else ""
+        name = error.option_name.removeprefix("--")
+        name = "KEY, by its long name" if name.startswith("-") else name
+        return f"no option {error.option_name}; {hint}an option of sbatch goes as --sbatch {name}"
     return " ".join(message.split())
 
 

@@ -6,14 +6,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuslurm import commands
 from gpuslurm.client import SlurmAmbiguousError, SlurmClient, SlurmError, SlurmUnreachableError
-from gpusub.background import in_background
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.request import BUILT_IN, Request, Value
 
@@ -41,24 +41,25 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
     check_program(request)
     environ = os.environ
     client = commands.CommandClient()
-    facts = _facts(request, client)
-    # Loaded while Slurm answers.
-    from gpusub import interpreter, rundir
-    from gpusub.plan import make_plan, secrets
-    from gpusub.profile import load
-    from gpusub.render import render
-    from gpusub.submission import submit
+    with _facts(request, client) as facts:
+        # Loaded while Slurm answers.
+        from gpusub import interpreter, rundir
+        from gpusub.plan import make_plan, secrets
+        from gpusub.profile import load
+        from gpusub.render import render
+        from gpusub.submission import submit
 
-    profile_name = Value(request.profile, "--profile") if request.profile else None
-    profile = load(Path(os.path.expanduser("~")), request.cwd, profile_name)
-    python = None
-    if request.program.kind != "command":
-        python = interpreter.find(request.python, environ, request.cwd)
-    assert request.run_root is not None
-    if not request.local:
-        rundir.refuse_node_local(request.run_root, _mountinfo())
-    token = rundir.new_token(time.localtime(), os.urandom(4))
-    plan = make_plan(request, profile, facts(), python, environ, token, request.run_root / token)
+        profile_name = Value(request.profile, "--profile") if request.profile else None
+        profile = load(Path.home(), request.cwd, profile_name)
+        python = None
+        if request.program.kind != "command":
+            python = interpreter.find(request.python, environ, request.cwd)
+        assert request.run_root is not None
+        if not request.local:
+            rundir.refuse_node_local(request.run_root, _mountinfo())
+        token = rundir.new_token(time.localtime(), os.urandom(4))
+        run_dir = request.run_root / token
+        plan = make_plan(request, profile, facts(), python, environ, token, run_dir)
     script = render(plan, request.cwd)
     for warning in plan.warnings:
         note(f"gpusub: {warning}")
@@ -115,19 +116,19 @@ def _mountinfo() -> str:
     return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
-def _facts(request: Request, client: SlurmClient) -> Callable[[], Inventory | Machine]:
-    """Start looking at what there is; return the function that waits for the answer."""
+@contextmanager
+def _facts(
+    request: Request, client: commands.CommandClient
+) -> Iterator[Callable[[], Inventory | Machine]]:
+    """Start looking at what there is; yield the function that waits for the answer."""
     if request.local:
         from gpusub.local import machine
 
-        return lambda: machine(os.environ)
-    inventory = in_background(client.inventory)
-    return lambda: _answered(inventory)
-
-
-def _answered(inventory: Callable[[], Inventory]) -> Inventory:
+        yield lambda: machine(os.environ)
+        return
     try:
-        return inventory()
+        with client.inventory_begun() as inventory:
+            yield inventory
     except (SlurmUnreachableError, SlurmAmbiguousError) as error:
         raise GpusubError(
             f"Slurm was not reached, nothing was submitted: {error}", ExitCode.UNCERTAIN
@@ -203,7 +204,9 @@ def _after(
     if params["parsable"]:
         cluster = f";{submission.cluster}" if submission.cluster else ""
         sys.stdout.write(f"{submission.job_id}{cluster}\n")
-        sys.stdout.flush()
+    elif not params["as_json"]:
+        sys.stdout.write(f"Submitted batch job {submission.job_id}\n")
+    sys.stdout.flush()
     submission = _looked_at(plan, submission, client)
     answer: dict[str, Any] = {
         "job_id": submission.job_id,
@@ -240,8 +243,6 @@ def _tell(plan: Plan, submission: Submission) -> None:
     words = summary(plan.resources)
     share = ", ".join(filter(None, (words["gpus"], words["cpus"], words["mem"])))
     partition = next(option.value for option in plan.options if option.name == "partition")
-    sys.stdout.write(f"Submitted batch job {submission.job_id}\n")
-    sys.stdout.flush()
     note(f"  {plan.program.name} on {words['nodes']} of partition {partition}: {share} on each")
     note(f"  log {_short(submission.log)}")
 
@@ -258,7 +259,12 @@ def _looked_at(plan: Plan, submission: Submission, client: SlurmClient) -> Submi
     except SlurmError as error:
         note(f"gpusub: job {submission.job_id} was accepted; its state is unknown: {error}")
         return submission
+    except KeyboardInterrupt:
+        note(f"gpusub: job {submission.job_id} was accepted; end it with scancel")
+        raise
     for job in jobs:
+        if submission.token not in job.command:
+            continue
         why = hopeless(job)
         if why:
             note(

@@ -24,6 +24,7 @@ _PLANTED = re.compile(
 # sbatch(1), INPUT ENVIRONMENT VARIABLES: what of a site's or a user's would undo the request.
 OVERRULED = {
     "SBATCH_ARRAY_INX": "job arrays are not supported",
+    "SBATCH_CLUSTERS": "gpusub plans with what one cluster reports",
     "SBATCH_CPUS_PER_GPU": "gpusub counts CPUs by node; cpus_per_gpu in a profile does the same",
     "SBATCH_DISTRIBUTION": "gpusub settles the order of the ranks itself",
     "SBATCH_ERROR": "stdout and stderr share one log",

@@ -45,7 +45,7 @@ class Tail:
                     self.position = 0
                 file.seek(self.position)
                 new = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, or stale on a network file system
             return False
         self.position += len(new)
         if new:

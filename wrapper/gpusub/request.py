@@ -120,6 +120,7 @@ def parse_time(origin: str, text: str) -> int | None:
 NOT_PASSED_ON: Mapping[str, str] = {
     "array": "job arrays are not supported",
     "chdir": "use --chdir",
+    "clusters": "gpusub plans with what one cluster reports; log in to the other",
     "error": "stdout and stderr share one log; use --output",
     "export": "values travel in the environment; use --env",
     "gpus": "gpusub counts GPUs by node; use --gpus-per-node",
