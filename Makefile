@@ -39,9 +39,10 @@ clean: ## Remove what the targets made
 	@tests/cluster/install.sh
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gpusub needs Python 3.10 or newer: make PYTHON=python3.11 …")'
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "installing python3-venv"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "installing python3 and python3-venv"; export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends python3 python3-venv >/dev/null; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gpusub needs Python 3.10 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from gpuslurm import text
@@ -149,57 +149,76 @@ def available() -> bool:
     return shutil.which("sbatch") is not None
 
 
+class InventoryQuestion:
+    """The inventory, asked for in two rounds of commands that run while the caller does more.
+
+    Slurm takes 15 ms for each, and loading the rest of a program as long. What still runs when
+    the ``with`` block ends is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._first: list[_Running] = []
+        self._second: list[_Running] = []
+        self._answers: tuple[str, tuple[NodeKind, ...], str] | None = None
+
+    def __enter__(self) -> InventoryQuestion:
+        self._first = self._ask(
+            ["scontrol", "--all", "--oneliner", "show", "partition"],
+            ["sinfo", "--all", "--noheader", "--format", text.SINFO_FORMAT],
+            ["scontrol", "show", "config"],
+        )
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def _ask(self, *commands: Sequence[str]) -> list[_Running]:
+        return self._stack.enter_context(_running(*commands))
+
+    def go_on(self) -> None:
+        """Wait for the first round and start the second.
+
+        That is about the cores and memory that nodes keep for the system. sinfo does not print
+        them, so one node of each kind is looked at: a listing of all nodes would take seconds on
+        a large cluster.
+        """
+        shown, listed, config = (command.result() for command in self._first)
+        kinds = text.node_kinds(listed)
+        samples = ",".join(sorted({text.first_name(kind.names) for kind in kinds}))
+        if samples:
+            self._second = self._ask(["scontrol", "--all", "--oneliner", "show", "node", samples])
+        self._answers = shown, kinds, config
+
+    def answer(self) -> Inventory:
+        """Wait for what is still to come and return all of it."""
+        if self._answers is None:
+            self.go_on()
+        assert self._answers is not None
+        shown, kinds, config = self._answers
+        nodes = "".join(command.result() for command in self._second)
+        found = {
+            name: (cpus, memory)
+            for name, cpus, memory in map(text.usable, filter(None, nodes.splitlines()))
+        }
+        return Inventory(
+            partitions=text.partitions(shown),
+            kinds=tuple(_usable(kind, *found[text.first_name(kind.names)]) for kind in kinds),
+            defaults=text.config_defaults(config),
+        )
+
+
+def _usable(kind: NodeKind, cpus: int, memory_mb: int) -> NodeKind:
+    return replace(kind, cpus=min(kind.cpus, cpus), memory_mb=min(kind.memory_mb, memory_mb))
+
+
 class CommandClient:
     """SlurmClient over sbatch, scontrol and sinfo; works from Slurm 22.05 on."""
 
     def inventory(self) -> Inventory:
         """Return the partitions and their nodes (see SlurmClient)."""
-        with self.inventory_begun() as inventory:
-            return inventory()
-
-    @contextmanager
-    def inventory_begun(self) -> Iterator[Callable[[], Inventory]]:
-        """Ask for the inventory and yield the function that waits for the answer.
-
-        Between the two the caller can do something else: Slurm takes 15 ms, and loading the rest
-        of a program as long.
-        """
-        with _running(
-            ["scontrol", "--all", "--oneliner", "show", "partition"],
-            ["sinfo", "--all", "--noheader", "--format", text.SINFO_FORMAT],
-            ["scontrol", "show", "config"],
-        ) as commands:
-            yield lambda: self._inventory(*(command.result() for command in commands))
-
-    def _inventory(self, shown: str, listed: str, config: str) -> Inventory:
-        return Inventory(
-            partitions=text.partitions(shown),
-            kinds=self._without_reserved(text.node_kinds(listed)),
-            defaults=text.config_defaults(config),
-        )
-
-    def _without_reserved(self, kinds: tuple[NodeKind, ...]) -> tuple[NodeKind, ...]:
-        """Take from each kind the cores and memory that its nodes keep for the system.
-
-        sinfo does not print them, so one node of each kind is looked at: a listing of all nodes
-        would take seconds on a large cluster.
-        """
-        samples = sorted({text.first_name(kind.names) for kind in kinds})
-        if not samples:
-            return kinds
-        shown = _output("scontrol", "--all", "--oneliner", "show", "node", ",".join(samples))
-        found = {
-            name: (cpus, memory)
-            for name, cpus, memory in map(text.usable, filter(None, shown.splitlines()))
-        }
-        return tuple(
-            replace(
-                kind,
-                cpus=min(kind.cpus, found[text.first_name(kind.names)][0]),
-                memory_mb=min(kind.memory_mb, found[text.first_name(kind.names)][1]),
-            )
-            for kind in kinds
-        )
+        with InventoryQuestion() as question:
+            return question.answer()
 
     def jobs(self, job_id: int) -> tuple[Job, ...]:
         """Return the job or the tasks of the array (see SlurmClient)."""

@@ -50,7 +50,8 @@ def timed(owner, name, label):
         finally:
             spent[label] = spent.get(label, 0) + time.perf_counter() - before
     setattr(owner, name, outer)
-timed(commands.CommandClient, "inventory", "Slurm: partitions and nodes (4 commands)")
+for name in ("__enter__", "go_on", "answer"):
+    timed(commands.InventoryQuestion, name, "Slurm: partitions and nodes (here not while it loads)")
 timed(commands.CommandClient, "submit", "Slurm: sbatch")
 timed(commands.CommandClient, "jobs", "Slurm: one look at the new job")
 timed(gpusub.render, "render", "render the template")

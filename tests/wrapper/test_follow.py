@@ -8,6 +8,7 @@ answers to running, failing and requeued jobs is in tests/cluster.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FIRST_POLL_S", 0.001),
         ("LAST_POLL_S", 0.005),
         ("UNKNOWN_S", 0.05),
+        ("LAST_LOOK_S", 0.02),
     ):
         monkeypatch.setattr(following, name, value)
 
@@ -273,6 +275,17 @@ class TestTail:
         (work / "log").write_bytes(b"one\ntwo\n")
         tail.copy()
         assert out.getvalue() == b"one\ntwo\n"
+
+    def test_what_arrives_late_is_shown_too(
+        self, submission: Submission, said: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(following, "LAST_LOOK_S", 0.5)
+        late = threading.Timer(0.1, Path(submission.log).write_text, ["late\n"])
+        out = io.BytesIO()
+        late.start()
+        follow(Played(job("COMPLETED")), submission, Tail(Path(submission.log), out), said.append)
+        late.join()
+        assert out.getvalue() == b"late\n"
 
     def test_every_byte_is_shown_before_the_end(
         self, submission: Submission, said: list[str]

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from gpusub.errors import ExitCode, GpusubError
 from gpusub.request import BUILT_IN, Request, Value
 
 if TYPE_CHECKING:
-    from gpuslurm.client import Inventory
     from gpusub.follow import Ending
     from gpusub.plan import Plan
     from gpusub.resources import Machine
@@ -41,12 +40,11 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
     check_program(request)
     environ = os.environ
     client = commands.CommandClient()
-    with _facts(request, client) as facts:
-        # Loaded while Slurm answers.
+    with _facts(request) as facts:
+        # The rest of the program is loaded while Slurm answers.
         from gpusub import interpreter, rundir
         from gpusub.plan import make_plan, secrets
         from gpusub.profile import load
-        from gpusub.render import render
         from gpusub.submission import submit
 
         profile_name = Value(request.profile, "--profile") if request.profile else None
@@ -57,9 +55,12 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
         assert request.run_root is not None
         if not request.local:
             rundir.refuse_node_local(request.run_root, _mountinfo())
+        facts.go_on()
+        from gpusub.render import render
+
         token = rundir.new_token(time.localtime(), os.urandom(4))
         run_dir = request.run_root / token
-        plan = make_plan(request, profile, facts(), python, environ, token, run_dir)
+        plan = make_plan(request, profile, facts.answer(), python, environ, token, run_dir)
     script = render(plan, request.cwd)
     for warning in plan.warnings:
         note(f"gpusub: {warning}")
@@ -116,19 +117,28 @@ def _mountinfo() -> str:
     return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
-@contextmanager
-def _facts(
-    request: Request, client: commands.CommandClient
-) -> Iterator[Callable[[], Inventory | Machine]]:
-    """Start looking at what there is; yield the function that waits for the answer."""
-    if request.local:
+class _MachineQuestion:
+    """What InventoryQuestion is for Slurm, for this machine."""
+
+    def go_on(self) -> None:
+        """Do nothing: there is nobody to wait for."""
+
+    def answer(self) -> Machine:
+        """Return what this machine has."""
         from gpusub.local import machine
 
-        yield lambda: machine(os.environ)
+        return machine(os.environ)
+
+
+@contextmanager
+def _facts(request: Request) -> Iterator[commands.InventoryQuestion | _MachineQuestion]:
+    """Start looking at what there is."""
+    if request.local:
+        yield _MachineQuestion()
         return
     try:
-        with client.inventory_begun() as inventory:
-            yield inventory
+        with commands.InventoryQuestion() as question:
+            yield question
     except (SlurmUnreachableError, SlurmAmbiguousError) as error:
         raise GpusubError(
             f"Slurm was not reached, nothing was submitted: {error}", ExitCode.UNCERTAIN

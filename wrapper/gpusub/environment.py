@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 # What a surrounding job, step or torchrun plants. SLURM_CPU_BIND pins every rank of the new job
 # to the cores of the old one; SLURM_MEM_PER_CPU and SLURM_TRES_PER_TASK contradict the new
 # request; MASTER_PORT and PET_* (torch.distributed.run's own presets) merge two rendezvous.
-_PLANTED = re.compile(
-    r"""(
-        SLURM_.* | SLURMD_.* | SRUN_.*
-      | SBATCH_CPU_BIND.* | SBATCH_MEM_BIND.*
-      | PMI.* | PET_.*
-      | MASTER_.* | RANK | LOCAL_RANK | WORLD_SIZE
-      | GROUP_RANK | ROLE_RANK | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE | GROUP_WORLD_SIZE | NODE_RANK
-      | TORCHELASTIC_.*
-      | GPUSUB_RUN_DIR | GPUSUB_TOKEN
-    )""",
-    re.VERBOSE,
+_PLANTED_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "SBATCH_CPU_BIND",
+    "SBATCH_MEM_BIND",
+    "PMI",
+    "PET_",
+    "MASTER_",
+    "TORCHELASTIC_",
+)
+_PLANTED = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "NODE_RANK",
+        "LOCAL_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "GPUSUB_RUN_DIR",
+        "GPUSUB_TOKEN",
+    }
 )
 
 # sbatch(1), INPUT ENVIRONMENT VARIABLES: what of a site's or a user's would undo the request.
@@ -35,8 +48,6 @@ OVERRULED = {
     "SBATCH_WAIT": "gpusub has its own --wait",
 }
 
-_SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET)$|PASSWORD")
-
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for sbatch: the user's, without what a surrounding job planted.
@@ -51,7 +62,8 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name == "SLURM_CONF"
         or not (
-            _PLANTED.fullmatch(name)
+            name.startswith(_PLANTED_PREFIXES)
+            or name in _PLANTED
             or name in OVERRULED
             or (inside_job and name.startswith("SBATCH_"))
         )
@@ -60,4 +72,5 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 def secret(name: str) -> bool:
     """Whether a variable of this name is likely to hold a secret."""
-    return _SECRET.search(name.upper()) is not None
+    name = name.upper()
+    return name.rpartition("_")[2] in {"TOKEN", "KEY", "SECRET"} or "PASSWORD" in name

@@ -20,6 +20,8 @@ FIRST_POLL_S, LAST_POLL_S = 0.5, 10.0
 # How long a job may be unknown to Slurm before that is its end: a restarting controller may
 # not know it for a moment.
 UNKNOWN_S = 30.0
+# What the last node wrote may reach a network file system a moment after the job's end.
+LAST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,7 @@ def follow(
         new = tail.copy() if tail else False
         ending = watch.look()
         if ending is not None:
-            # What the last node wrote may reach a network file system a moment later.
-            deadline = time.monotonic() + 1.0
+            deadline = time.monotonic() + LAST_LOOK_S
             while tail and time.monotonic() < deadline:
                 if not tail.copy():
                     time.sleep(LOG_INTERVAL_S)

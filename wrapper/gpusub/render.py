@@ -6,20 +6,19 @@ filters ``quote`` and ``comment``, and are never evaluated as a template.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import jinja2
+from jinja2.bccache import Bucket
 
 from gpusub import __version__
 from gpusub.errors import GpusubError
 from gpusub.plan import Plan
-
-if TYPE_CHECKING:
-    import jinja2
-    from jinja2.bccache import Bucket
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -62,8 +61,6 @@ def render(plan: Plan, site_directory: Path | None = None) -> str:
     Raises:
         GpusubError: there is no such template, or it does not hold together.
     """
-    import jinja2
-
     asked = plan.template
     if "/" in asked.value or asked.value.endswith(".j2"):
         path = Path(site_directory or Path.cwd(), os.path.expanduser(asked.value))
@@ -93,15 +90,17 @@ def render(plan: Plan, site_directory: Path | None = None) -> str:
         raise GpusubError(_explain(asked.value, asked.origin, error)) from error
 
 
+class _Cache(jinja2.FileSystemBytecodeCache):
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError):  # a full home keeps no job from its submission
+            super().dump_bytecode(bucket)
+
+
 def _bytecode_cache() -> jinja2.BytecodeCache | None:
     """Return where compiled templates are kept, which saves a submission 10 ms; None if nowhere.
 
     Only in a directory that is the user's own: what lies there is run.
     """
-    import contextlib
-
-    import jinja2
-
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "gpusub"
     try:
@@ -111,19 +110,11 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
         return None
     if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
         return None
-
-    class Cache(jinja2.FileSystemBytecodeCache):
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            with contextlib.suppress(OSError):  # a full home keeps no job from its submission
-                super().dump_bytecode(bucket)
-
-    return Cache(str(directory), f"{__version__}-%s.cache")
+    return _Cache(str(directory), f"{__version__}-%s.cache")
 
 
 def _explain(name: str, origin: str, error: Exception) -> str:
     import traceback
-
-    import jinja2
 
     if isinstance(error, jinja2.TemplateNotFound):
         ours = sorted(path.name.split(".")[0] for path in template_directory().glob("*.sh.j2"))

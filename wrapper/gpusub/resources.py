@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +91,8 @@ def choose_partitions(
         return Value(default.name, "Slurm's default partition"), (default,)
     for name in asked.value.split(","):
         if name not in known:
+            import difflib
+
             near = difflib.get_close_matches(name, known, n=1)
             raise GpusubError(
                 f"{asked.origin}: no partition {name!r}; "
