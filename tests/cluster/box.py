@@ -287,7 +287,9 @@ class Box:
         netns: str | None = None,
     ) -> Process:
         net = f"--net=/proc/{self.pid}/root/run/netns/{netns}" if netns else "--net"
-        enter = ["nsenter", f"--target={target or self.pid}", "--mount", "--uts", "--ipc", "--pid"]
+        # --root, --wd: a process in a chroot would leave that by entering mounts alone.
+        enter = ["nsenter", f"--target={target or self.pid}", "--mount", "--root", "--wd"]
+        enter += ["--uts", "--ipc", "--pid"]
         process = Process(
             [*enter, net, *argv],
             stdin=stdin,

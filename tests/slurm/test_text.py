@@ -171,6 +171,17 @@ def test_a_time_as_slurm_prints_it(days: int, hours: int, minutes: int, secs: in
     assert seconds(f"{hours:02}:{minutes:02}:{secs:02}") == total - days * 86400
 
 
+@pytest.mark.parametrize(
+    ("text", "time_s"),
+    [
+        *(("0", 0), ("90", 5400), ("2:30", 150), ("1:2:3", 3723), ("1-2", 93_600)),
+        *(("1-2:3", 93_780), ("1-2:3:4", 93_784), ("UNLIMITED", None), ("infinite", None)),
+    ],
+)
+def test_a_time_as_people_write_it(text: str, time_s: int | None) -> None:
+    assert seconds(text) == time_s
+
+
 @pytest.mark.parametrize("text", ["NONE", "N/A", "", "1:2:3:4", "x"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(ValueError, match="not a time limit"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ def nobody() -> Iterator[None]:
     yield
     os.seteuid(0)
     os.setegid(0)
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """Files can be made and not be written to, as on a full disk or above a quota."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 H100 = NodeKind("gpu", "gpu-[001-004]", 4, 192, 2, 2_000_000, 8, frozenset({"h100", "ndr"}))

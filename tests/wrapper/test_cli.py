@@ -492,7 +492,7 @@ class TestWithoutSlurm:
         out, err = capfd.readouterr()
         assert (out, left(work)) == ("", before)
         assert "train.py/" in err
-        assert "cannot be made: File exists; name another place with --run-root DIR" in err
+        assert "cannot be made: Not a directory; name another place with --run-root DIR" in err
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -570,14 +569,6 @@ class TestCompiledTemplates:
         for text in ("one", "two"):
             (tmp_path / "x.j2").write_text(text)
             assert render(plan) == text
-
-    @pytest.fixture
-    def no_room(self) -> Iterator[None]:
-        """Files can be made and not be written to, as on a full disk or above a quota."""
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-        yield
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     def test_a_full_home_does_not_matter(
         self, cache: Path, plan_of: Make, request_of: Make, no_room: None

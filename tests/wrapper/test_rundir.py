@@ -168,7 +168,7 @@ class TestCreate:
         ("root", "reason"),
         [
             ("/proc/1/x", "No such file or directory"),
-            ("/proc/self/status", "File exists"),
+            ("/proc/self/status", "Not a directory"),
             ("/proc/self/status/x", "Not a directory"),
         ],
     )
@@ -179,6 +179,15 @@ class TestCreate:
             f"the run directory {root}/{TOKEN} cannot be made: {reason}; name another place with "
             "--run-root DIR"
         )
+
+    @pytest.mark.parametrize("users", [True, False])
+    def test_where_there_is_no_room_nothing_is_left(
+        self, work: Path, no_room: None, users: bool
+    ) -> None:
+        root = work if users else work / ".gpusub"
+        with pytest.raises(GpusubError, match=r"cannot be made: File too large; name another"):
+            rundir.create(root, TOKEN, "x" * 10_000, {})
+        assert tree(work) == set()
 
     @pytest.fixture
     def closed(self) -> Iterator[Path]:

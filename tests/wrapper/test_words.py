@@ -48,6 +48,7 @@ TAKES_VALUE = takes_value(submit)
         ("-m pkg.train", [], "module", "pkg.train", []),
         ("-mpkg.train -x", [], "module", "pkg.train", ["-x"]),
         ("-vm pkg.train --lr 1", ["-v"], "module", "pkg.train", ["--lr", "1"]),
+        ("-mx -y", [], "module", "x", ["-y"]),
         ("-vmpkg.train", ["-v"], "module", "pkg.train", []),
         ("-N 2 -m pkg.train -m y", ["-N", "2"], "module", "pkg.train", ["-m", "y"]),
         # The m is the value of -N or -p here.

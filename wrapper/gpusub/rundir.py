@@ -69,18 +69,20 @@ def create(root: Path, token: str, script: str, plan: Mapping[str, Any]) -> Path
     Raises:
         GpusubError: it cannot be made; nothing is left of it.
     """
-    path = root / token
+    path, new = root / token, not root.is_dir()
     try:
-        if not root.is_dir():
-            # Another submission may be making it too.
-            root.mkdir(parents=True, exist_ok=True)
-            # Only in a directory of our own: elsewhere this would hide the user's files from git.
-            (root / ".gitignore").write_text(_GITIGNORE)
-        path.mkdir()
+        path.mkdir(parents=True)
         _write(path / "job.sh", script)
         _write(path / "plan.json", json.dumps(plan, indent=1, default=str) + "\n")
+        if new:
+            # Only in a directory of our own: elsewhere this would hide the user's files from git.
+            (root / ".gitignore").write_text(_GITIGNORE)
     except OSError as error:
         remove(root, token)
+        if new:
+            with contextlib.suppress(OSError):
+                (root / ".gitignore").unlink(missing_ok=True)
+                root.rmdir()
         raise GpusubError(
             f"the run directory {path} cannot be made: {error.strerror}; name another place with "
             "--run-root DIR"
@@ -102,8 +104,9 @@ def remove(root: Path, token: str) -> None:
         return
     left = {entry.name for entry in root.iterdir()}
     if left == {".gitignore"} and (root / ".gitignore").read_text() == _GITIGNORE:
-        (root / ".gitignore").unlink()
-        root.rmdir()
+        with contextlib.suppress(OSError):  # another submission may be beginning here
+            (root / ".gitignore").unlink()
+            root.rmdir()
 
 
 def link(root: Path, token: str, job_id: int) -> None:
