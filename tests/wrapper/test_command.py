@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,16 @@ def slurm(
             raise value
         return value
 
-    @contextmanager
-    def begun(_: object) -> Iterator[Callable[[], Inventory]]:
-        yield lambda: answer(made.facts)
+    class Question(commands.InventoryQuestion):
+        def __enter__(self) -> Question:
+            return self
+
+        def go_on(self) -> None:
+            answer(made.facts)
+
+        def answer(self) -> Inventory:
+            facts: Inventory = answer(made.facts)
+            return facts
 
     def submit(
         _: object, options: Sequence[str], script: str, env: Mapping[str, str], cwd: str
@@ -86,7 +92,7 @@ def slurm(
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "bin" / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(commands.CommandClient, "inventory_begun", begun)
+    monkeypatch.setattr(commands, "InventoryQuestion", Question)
     monkeypatch.setattr(commands.CommandClient, "submit", submit)
     monkeypatch.setattr(commands.CommandClient, "jobs", jobs)
     # The tests' own directory is one that other nodes would not see.

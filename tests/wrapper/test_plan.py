@@ -427,6 +427,14 @@ def test_the_same_input_gives_the_same_plan(
     assert plan_of(request, profile).setup == ("x",)
 
 
+def test_the_template(request_of: Make, plan_of: Make, profile_of: Make) -> None:
+    assert plan_of(request_of()).template == Value("torchrun", BUILT_IN)
+    profile = profile_of(template="/site.j2")
+    assert plan_of(request_of(), profile).template == Value("/site.j2", SITE)
+    request = request_of(settings={"template": "./mine.j2"})
+    assert plan_of(request, profile).template == Value("./mine.j2", "option --template")
+
+
 def test_the_plan_is_json(request_of: Make, plan_of: Make, profile_of: Make) -> None:
     plan = plan_of(
         request_of(Program("script", "t.py", ("\udcff", "é\0"))),

@@ -162,6 +162,7 @@ class TestImpossible:
         assert str(refused.value) == (
             "option --nodes: 5 nodes with 8 GPUs, and partition gpu has 4; ask for fewer"
         )
+        assert resources_of(nodes="4").nodes.value == Nodes(4, 4)
         assert resources_of(nodes="2-9").nodes.value == Nodes(2, 9)  # what there is may do
 
     def test_more_nodes_than_a_job_may_have(self, resources_of: Make) -> None:
@@ -170,6 +171,7 @@ class TestImpossible:
         assert str(refused.value) == (
             "option --nodes: 3 nodes, and partition gpu lets a job have 2; ask for fewer"
         )
+        assert resources_of(partitions=(replace(GPU, max_nodes=2),), nodes="2")
         roomy = (replace(GPU, max_nodes=2), replace(GPU, name="big"))
         assert resources_of(partitions=roomy, nodes="3").nodes.value.least == 3
 
@@ -467,6 +469,10 @@ def test_a_setting_that_is_null_is_not_set(request_of: Make, profile_of: Make) -
         ({}, ("1 node", "8 GPUs", "192 CPUs", "all memory")),
         ({"gpus_per_node": "h100:1"}, ("1 node", "1 h100 GPU", "24 CPUs", "244G memory")),
         ({"nodes": "1-2", "mem": ""}, ("1-2 nodes", "8 GPUs", "192 CPUs", "")),
+        ({"mem": "64G"}, ("1 node", "8 GPUs", "192 CPUs", "64G memory")),
+        ({"mem": "9999M"}, ("1 node", "8 GPUs", "192 CPUs", "9G memory")),
+        ({"mem": "999M"}, ("1 node", "8 GPUs", "192 CPUs", "999M memory")),
+        ({"mem": "123456"}, ("1 node", "8 GPUs", "192 CPUs", "123456 memory")),
         ({"nodes": "2", "gpus_per_node": "0"}, ("2 nodes", "0 GPUs", "192 CPUs", "all memory")),
     ],
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,12 @@ SBATCH_VARIABLES = {
 _SETTINGS = (*SBATCH_VARIABLES, "rendezvous", "template")
 # Options that go to sbatch under their own name, without a meaning to gpusub.
 _TO_SBATCH = ("exclude", "nodelist", "dependency", "comment", "mail_type", "mail_user")
+
+# Every command by its first word: where it is defined, and what it does. Only the one that is
+# called is loaded.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "submit": ("gpusub.cli:submit", "Submit a job; what gpusub does without a command."),
+}
 
 EPILOG = """\
 From SCRIPT on, every word is the program's own. A first word that names a command is that
@@ -348,12 +355,24 @@ def takes_value(command: click.Command) -> dict[str, bool]:
     return found
 
 
+def load_command(name: str) -> click.Command:
+    """Return the command of that name (a key of COMMANDS)."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
 def run(argv: Sequence[str]) -> int:
     """Run one command line; return its exit code, with errors on one line of stderr."""
-    words = list(argv[1:]) if argv and argv[0] == "submit" else list(argv or ["--help"])
     try:
-        options, program = split(words, takes_value(submit))
-        code = submit.main(args=options, prog_name="gpusub", standalone_mode=False, obj=program)
+        if argv and argv[0] in COMMANDS and argv[0] != "submit":
+            name = f"gpusub {argv[0]}"
+            command = load_command(argv[0])
+            code = command.main(args=list(argv[1:]), prog_name=name, standalone_mode=False)
+        else:
+            words = list(argv[1:]) if argv and argv[0] == "submit" else list(argv or ["--help"])
+            options, program = split(words, takes_value(submit))
+            code = submit.main(args=options, prog_name="gpusub", standalone_mode=False, obj=program)
     except click.ClickException as error:
         return _fail(_explain(error), ExitCode.USAGE)
     except GpusubError as error:
