@@ -206,10 +206,12 @@ def start(args: argparse.Namespace, workers: list[Worker]) -> None:
 
 
 def stop(workers: list[Worker]) -> None:
-    """End the workers at once: by now nothing is outstanding, or something is lost."""
     for worker in workers:
+        worker.pipe.close()  # its process ends by itself, or else is killed
+    deadline = time.perf_counter() + END_S
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.perf_counter()))
         worker.process.kill()
-    for worker in workers:
         worker.process.join(END_S)
 
 
@@ -315,7 +317,7 @@ def serve(
             show(f"{now - began:.1f} s", **results(recent, now - reported, args.tokens))
             shown, reported = [len(batches) for batches in answered], now
 
-    seconds = now - began
+    seconds = time.perf_counter() - began
     return {
         "batch_size": size,
         "seconds": round(seconds, 3),
@@ -330,14 +332,11 @@ def measure(args: argparse.Namespace, workers: list[Worker]) -> list[dict[str, A
     """Serve with each batch size, and print what there is to see meanwhile."""
     points: list[dict[str, Any]] = []
     if not args.json:
-        print(
-            f"serve  {len(workers)} worker(s) on {socket.gethostname()}  torch {torch.__version__}"
-        )
-        print(
-            *(f"{worker.name}  {worker.kind}" for worker in workers), HEADER, sep="\n", flush=True
-        )
+        print(f"serve  {socket.gethostname()}  torch {torch.__version__}")
+        lines = [f"{worker.name}  {worker.kind}" for worker in workers]
+        print(*lines, HEADER, sep="\n", flush=True)
     for size in args.sizes:
-        serve(args, workers, size, args.duration / 10, quiet=True)  # clocks and queues settle
+        serve(args, workers, size, min(1.0, args.duration / 10), quiet=True)  # clocks speed up
         if received:
             break
         point = serve(args, workers, size, args.duration, quiet=args.json or bool(args.sweep))
@@ -349,8 +348,8 @@ def measure(args: argparse.Namespace, workers: list[Worker]) -> list[dict[str, A
         else:
             show("total", point["total"], point["workers"])
         if not args.sweep or point["rejected"] or point["front_end_busy"] > 0.9:
-            print(f"sent {point['sent']}, rejected {point['rejected']}", end="; ")
-            print(f"{point['seconds']} s; front end {point['front_end_busy']:.0%} busy", flush=True)
+            text = f"sent {point['sent']}, rejected {point['rejected']} in {point['seconds']} s; "
+            print(f"{text}front end {point['front_end_busy']:.0%} busy", flush=True)
     return points
 
 

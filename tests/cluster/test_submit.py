@@ -60,12 +60,16 @@ def reports(log: str) -> list[dict[str, object]]:
 
 def log_of(home: Path) -> str:
     (log,) = home.glob(".gpusub/20*-*/log.out")
-    return log.read_text()
+    return log.read_text() + "".join(rank.read_text() for rank in log.parent.glob("ranks/*.log"))
 
 
-def follow(cluster: Cluster, *words: str, **options: object) -> list[dict[str, object]]:
-    done = cluster.run(["gpusub", "--follow", *words], timeout=120, **options)  # type: ignore[arg-type]
-    return reports(done.stdout)
+def follow(
+    cluster: Cluster, *words: str, cwd: str | None = None, env: dict[str, str] | None = None
+) -> list[dict[str, object]]:
+    """Run a job to its end; return what its ranks report, rank 0 in the log, others in theirs."""
+    done = cluster.run(["gpusub", "--follow", *words], timeout=120, cwd=cwd, env=env)
+    newest = max(cluster.path(cwd or str(HOME)).glob(".gpusub/20*-*"))
+    return reports(done.stdout + "".join(log.read_text() for log in newest.glob("ranks/*.log")))
 
 
 def test_without_any_option_a_job_gets_one_whole_node(cluster: Cluster, home: Path) -> None:
@@ -197,7 +201,7 @@ def test_a_rank_that_works_on_longer_is_not_killed(cluster: Cluster, home: Path)
     )
     done = cluster.run(["gpusub", "--follow", "-N2", "--gpus-per-node=1", "slow.py"], timeout=120)
     assert "saved by 0" in done.stdout
-    assert "saved by 1" in done.stdout
+    assert "saved by 1" in log_of(home)
 
 
 @pytest.mark.parametrize("how", ["--follow", "--wait"])
@@ -214,13 +218,15 @@ def test_the_programs_exit_code_comes_out(cluster: Cluster, home: Path, how: str
 def test_a_failing_rank_ends_the_job_on_all_nodes(cluster: Cluster, home: Path) -> None:
     write(
         home / "bad.py",
-        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)\n",
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('boom')\ntime.sleep(300)\n",
     )
     done = cluster.run(
         ["gpusub", "--follow", "-N2", "--gpus-per-node=1", "bad.py"], check=False, timeout=120
     )
     assert done.returncode == 1
-    assert "exitcode  : 3" in done.stdout
+    # The trace of the rank that failed is the last thing in the log.
+    assert done.stdout.splitlines()[-1] == "ValueError: boom"
+    assert "gpusub: rank 1 ended with" in done.stdout
 
 
 def test_json_tells_the_job_and_its_end(cluster: Cluster, home: Path) -> None:
@@ -455,7 +461,8 @@ def test_local_runs_the_same_script_on_the_login_node(cluster: Cluster, home: Pa
     done = cluster.run(
         ["gpusub", "--local", "--gpus-per-node=2", "report.py", *HOSTILE], timeout=60
     )
-    found = reports(done.stdout)
+    assert len(reports(done.stdout)) == 1
+    found = reports(log_of(home))
     assert [report["argv"] for report in found] == [["report.py", *HOSTILE]] * 2
     assert queue(cluster) == before
     assert "REPORT" in log_of(home)

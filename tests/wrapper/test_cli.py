@@ -466,7 +466,10 @@ class TestWithoutSlurm:
             ".gpusub",
             ".gpusub/.gitignore",
             *(f".gpusub/{log.parent.name}" + end for end in ("", "/job.sh", "/plan.json")),
-            *(f".gpusub/{log.parent.name}/{end}" for end in ("log.out", "exit_code")),
+            *(
+                f".gpusub/{log.parent.name}/{end}"
+                for end in ("log.out", "exit_code", "ranks", "started")
+            ),
         }
 
     def test_json_is_one_object_with_the_jobs_end(self, work: Path, capfd: Capture) -> None:

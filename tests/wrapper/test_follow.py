@@ -8,6 +8,7 @@ answers to running, failing and requeued jobs is in tests/cluster.
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -80,6 +81,12 @@ def submission(work: Path) -> Submission:
 @pytest.fixture
 def said() -> list[str]:
     return []
+
+
+REAL = {
+    name: getattr(following, name)
+    for name in ("LOG_INTERVAL_S", "FIRST_POLL_S", "LAST_POLL_S", "UNKNOWN_S", "LAST_LOOK_S")
+}
 
 
 class TestExitCode:
@@ -232,6 +239,73 @@ class TestLost:
         assert "job 42 completed" not in said
         (submission.run_dir / "exit_code").write_text("5\n")
         assert follow(Played(other), submission, None, said.append).exit_code == 5
+
+
+class Clock:
+    """Time that passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, time_s: float) -> None:
+        self.now += time_s
+
+
+class TestPace:
+    """At the pace of real use, on a clock that costs no time."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(following, "time", clock)
+        for name, value in REAL.items():
+            monkeypatch.setattr(following, name, value)
+        return clock
+
+    def asked_at(self, clock: Clock, submission: Submission, *answers: Answer) -> list[float]:
+        times: list[float] = []
+        played = Played(*answers, at_each=lambda _: times.append(clock.now - 1000))
+        follow(played, submission, None, lambda _: None)
+        return times
+
+    def test_a_long_job_is_no_load_on_the_controller(
+        self, clock: Clock, submission: Submission
+    ) -> None:
+        times = self.asked_at(clock, submission, *[job("RUNNING")] * 400, job("COMPLETED"))
+        assert times[0] == 0
+        assert times[1] < 1
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        assert max(gaps) < 10.3
+        assert times[-1] > 3600
+        assert min(gaps[20:]) > 9
+
+    def test_a_change_is_followed_closely(self, clock: Clock, submission: Submission) -> None:
+        times = self.asked_at(
+            clock,
+            submission,
+            *[job("PENDING")] * 50,
+            job("RUNNING"),
+            *[job("RUNNING")] * 2,
+            job("FAILED"),
+        )
+        assert times[50] - times[49] > 9
+        assert times[52] - times[51] < 2
+
+    def test_how_long_a_job_may_be_unknown(self, clock: Clock, submission: Submission) -> None:
+        with pytest.raises(GpusubError, match="does not know job 42 any more"):
+            follow(Played(job("RUNNING"), None), submission, None, lambda _: None)
+        assert 30 < clock.now - 1000 < 60
+
+    def test_an_end_is_told_soon_after_the_last_of_the_log(
+        self, clock: Clock, submission: Submission
+    ) -> None:
+        out = io.BytesIO()
+        tail = Tail(Path(submission.log), out)
+        follow(Played(job("COMPLETED")), submission, tail, lambda _: None)
+        assert 0.9 < clock.now - 1000 < 1.3
 
 
 class TestTail:

@@ -125,7 +125,11 @@ class TestCreate:
         finally:
             os.umask(old)
         assert path == root / TOKEN
-        assert tree(root) == {".gitignore", TOKEN, f"{TOKEN}/job.sh", f"{TOKEN}/plan.json"}
+        assert tree(root) == {
+            ".gitignore",
+            TOKEN,
+            *(f"{TOKEN}/{name}" for name in ("job.sh", "plan.json", "ranks")),
+        }
         for name in ("job.sh", "plan.json"):
             assert (path / name).stat().st_mode & 0o777 == 0o600
         assert (path / "job.sh").read_bytes() == b"a\r\n\xff"
@@ -138,7 +142,10 @@ class TestCreate:
 
     def test_in_a_directory_of_the_users_nothing_else_is_made(self, work: Path) -> None:
         rundir.create(work, TOKEN, "", {})
-        assert tree(work) == {TOKEN, f"{TOKEN}/job.sh", f"{TOKEN}/plan.json"}
+        assert tree(work) == {
+            TOKEN,
+            *(f"{TOKEN}/{name}" for name in ("job.sh", "plan.json", "ranks")),
+        }
 
     def test_below_directories_that_are_not_there(self, work: Path) -> None:
         rundir.create(work / "a" / "b", TOKEN, "", {})

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpuslurm import commands
 from gpuslurm.client import SlurmAmbiguousError, SlurmClient, SlurmError, SlurmUnreachableError
+from gpusub import revision
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.request import BUILT_IN, Request, Value
+from gpusub.revision import RevisionQuestion
 
 if TYPE_CHECKING:
     from gpusub.follow import Ending
@@ -37,10 +39,10 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
         GpusubError: with the exit code of errors.ExitCode.
     """
     request = _without_slurm(request)
-    check_program(request)
+    digest = check_program(request)
     environ = os.environ
     client = commands.CommandClient()
-    with _facts(request) as facts:
+    with _facts(request) as facts, RevisionQuestion(request.cwd) as git:
         # The rest of the program is loaded while Slurm answers.
         from gpusub import interpreter, rundir
         from gpusub.plan import make_plan, secrets
@@ -60,16 +62,17 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
 
         token = rundir.new_token(time.localtime(), os.urandom(4))
         run_dir = request.run_root / token
-        plan = make_plan(request, profile, facts.answer(), python, environ, token, run_dir)
-    script = render(plan, request.cwd)
+        plan = make_plan(request, profile, facts.answer(), python, environ, token, run_dir, digest)
+        script = render(plan, request.cwd)
+        extra = revision.files(git.answer())
     for warning in plan.warnings:
         note(f"gpusub: {warning}")
     if params["dry_run"]:
         return _dry_run(plan, script, params["as_json"])
     hidden = secrets(request, profile)
     if plan.local:
-        return _run_here(plan, script, environ, hidden, params)
-    submission = submit(plan, script, client, environ, hidden, request.cwd)
+        return _run_here(plan, script, extra, environ, hidden, params)
+    submission = submit(plan, script, client, environ, hidden, request.cwd, extra)
     return _after(plan, submission, client, params)
 
 
@@ -86,31 +89,33 @@ def _without_slurm(request: Request) -> Request:
     return replace(request, local=True)
 
 
-def check_program(request: Request) -> None:
-    """Refuse a script that is not there, or that Python cannot run.
+def check_program(request: Request) -> str | None:
+    """Refuse a script that is not there, or that Python cannot run; return its SHA-256.
 
     Raises:
         GpusubError: naming the file and, for other programs, the way to run them.
     """
     program = request.program
     if program.kind != "script":
-        return
+        return None
     path = request.cwd / program.target
     if not os.path.isfile(path):  # noqa: PTH113 - Path's raises where a name is too long
         what = "is a directory" if os.path.isdir(path) else "no such file"  # noqa: PTH112
         raise GpusubError(f"{program.target!r}: {what}; name the Python script to run")
-    if program.target.endswith(".py"):
-        return
     try:
-        with path.open("rb") as file:
-            start = file.readline(200)
+        content = path.read_bytes()
     except OSError as error:
         raise GpusubError(f"{program.target}: cannot be read: {error.strerror}") from error
-    if start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start):
+    start = content[:200].partition(b"\n")[0]
+    other = start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start)
+    if other and not program.target.endswith(".py"):
         raise GpusubError(
             f"{program.target}: no Python script; run it once a node with: gpusub -- "
             f"{program.target if '/' in program.target else './' + program.target}"
         )
+    from hashlib import sha256
+
+    return sha256(content).hexdigest()
 
 
 def _mountinfo() -> str:
@@ -170,6 +175,7 @@ def _print_json(value: Any) -> None:
 def _run_here(
     plan: Plan,
     script: str,
+    extra: Mapping[str, bytes],
     environ: Mapping[str, str],
     hidden: Mapping[str, str],
     params: Mapping[str, Any],
@@ -180,7 +186,7 @@ def _run_here(
     from gpusub.plan import plain
     from gpusub.render import headline
 
-    run_dir = rundir.create(Path(plan.run_dir).parent, plan.token, script, plain(plan))
+    run_dir = rundir.create(Path(plan.run_dir).parent, plan.token, script, plain(plan), extra)
     note(f"gpusub: {headline(plan)}; log {_short(plan.log.value)}")
     quiet = params["as_json"] or params["parsable"]
     ending = run(

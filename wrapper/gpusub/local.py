@@ -74,6 +74,8 @@ def run(
         for number, handler in before.items():
             signal.signal(number, handler)
     (run_dir / "exit_code").write_text(f"{code}\n")
+    if code and plan.program.kind != "command":
+        _show_failure(plan, tail)
     return Ending(code, "local", "COMPLETED" if code == 0 else "FAILED")
 
 
@@ -82,6 +84,21 @@ def _copied(tail: Tail | None) -> bool:
     with contextlib.suppress(BrokenPipeError):
         return tail.copy() if tail else False
     return False
+
+
+def _show_failure(plan: Plan, tail: Tail | None) -> None:
+    """Let the script show the log of the rank that failed, as it does at the end of a job."""
+    with open(plan.log.value, "ab") as log:
+        subprocess.run(
+            ["/bin/bash", str(Path(plan.run_dir, "job.sh")), "failure"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=STOP_TIMEOUT_S,
+            check=False,
+        )
+    if tail:
+        tail.copy()
 
 
 def _wait(process: subprocess.Popen[bytes], tail: Tail | None) -> int:

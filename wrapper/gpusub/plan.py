@@ -63,7 +63,8 @@ class Plan:
     """Everything that the script and the submission are made from.
 
     ``cwd`` is the job's working directory, ``log`` its log (a pattern where the user gave one).
-    ``secrets`` names the variables whose values travel in the environment alone.
+    ``secrets`` names the variables whose values travel in the environment alone. ``digest`` is
+    the SHA-256 of the script as it was submitted.
     """
 
     token: str
@@ -82,6 +83,7 @@ class Plan:
     setup: tuple[str, ...]
     template: Value[str]
     profile: str | None
+    digest: str | None
     warnings: tuple[str, ...] = ()
 
 
@@ -93,6 +95,7 @@ def make_plan(
     environ: Mapping[str, str],
     token: str,
     run_dir: Path,
+    digest: str | None = None,
 ) -> Plan:
     """Return the plan of ``request`` on a Slurm (Inventory) or on this machine (Machine).
 
@@ -131,6 +134,7 @@ def make_plan(
         setup=tuple(_value(request, profile, "setup", [])),
         template=setting(request, profile, "template") or Value("torchrun", BUILT_IN),
         profile=profile.name,
+        digest=digest,
         warnings=() if isinstance(facts, Machine) else _warnings(request, profile, environ),
     )
 

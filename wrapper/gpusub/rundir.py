@@ -63,8 +63,16 @@ def _file_system(path: Path, mountinfo: str) -> str:
     return fstype
 
 
-def create(root: Path, token: str, script: str, plan: Mapping[str, Any]) -> Path:
+def create(
+    root: Path,
+    token: str,
+    script: str,
+    plan: Mapping[str, Any],
+    extra: Mapping[str, bytes] | None = None,
+) -> Path:
     """Make the run directory with the script and the plan in it, readable by the user alone.
+
+    ``extra`` is the content of further files by name.
 
     Raises:
         GpusubError: it cannot be made; nothing is left of it.
@@ -72,8 +80,12 @@ def create(root: Path, token: str, script: str, plan: Mapping[str, Any]) -> Path
     path, new = root / token, not root.is_dir()
     try:
         path.mkdir(parents=True)
-        _write(path / "job.sh", script)
-        _write(path / "plan.json", json.dumps(plan, indent=1, default=str) + "\n")
+        (path / "ranks").mkdir()
+        texts = {"job.sh": script, "plan.json": json.dumps(plan, indent=1, default=str) + "\n"}
+        # Arguments that are no UTF-8 keep their bytes.
+        contents = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
+        for name, content in {**contents, **(extra or {})}.items():
+            _write(path / name, content)
         if new:
             # Only in a directory of our own: elsewhere this would hide the user's files from git.
             (root / ".gitignore").write_text(_GITIGNORE)
@@ -90,10 +102,10 @@ def create(root: Path, token: str, script: str, plan: Mapping[str, Any]) -> Path
     return path
 
 
-def _write(path: Path, content: str) -> None:
-    """Write a new file of mode 0600; arguments that are no UTF-8 keep their bytes."""
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file of mode 0600."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with open(descriptor, "wb") as file:
         file.write(content)
 
 

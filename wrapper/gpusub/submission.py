@@ -55,8 +55,9 @@ def submit(
     environ: Mapping[str, str],
     secrets: Mapping[str, str],
     cwd: Path,
+    extra: Mapping[str, bytes] | None = None,
 ) -> Submission:
-    """Make the run directory and submit the job.
+    """Make the run directory, with the files ``extra`` in it, and submit the job.
 
     Raises:
         GpusubError: Slurm refused it (REFUSED; nothing is left behind), was not reached
@@ -67,7 +68,7 @@ def submit(
     root = run_dir.parent
     if plan.log.origin != BUILT_IN:
         rundir.make_log_directory(plan.log.value)
-    rundir.create(root, plan.token, script, plain(plan))
+    rundir.create(root, plan.token, script, plain(plan), extra)
     env = {**scrubbed(environ), **secrets}
     try:
         accepted = client.submit(
