@@ -128,14 +128,20 @@ def work(args: argparse.Namespace, name: str, pipe: Connection) -> None:
     model = nn.Sequential(nn.Embedding(256, width), encoder, nn.Flatten(), classes)
     model.to(device, dtype).eval()
 
+    # Kernels are loaded and chosen by size, so batches are filled up to one of a few sizes.
+    powers = {2**power for power in range(max(args.sizes).bit_length())}
+    sizes = sorted(powers.union(args.sizes))
+
     def answer(texts: bytes) -> bytes:
-        batch = torch.frombuffer(bytearray(texts), dtype=torch.uint8).view(-1, args.tokens)
+        count = len(texts) // args.tokens
+        size = next(size for size in sizes if size >= count)
+        filled = torch.frombuffer(bytearray(texts.ljust(size * args.tokens)), dtype=torch.uint8)
+        scores = model(filled.view(size, args.tokens).to(device).long())[:count]
         # tolist waits for the GPU: what is sent is the answer, not a promise of one.
-        return bytes(model(batch.to(device).long()).argmax(dim=1).tolist())
+        return bytes(scores.argmax(dim=1).tolist())
 
     with torch.inference_mode(), suppress(EOFError, ConnectionError):
-        powers = {2**power for power in range(max(args.sizes).bit_length())}
-        for size in sorted(powers.union(args.sizes)):  # kernels are loaded and chosen by size
+        for size in sizes:
             answer(bytes(size * args.tokens))
         pipe.send_bytes(kind.encode())
         while True:

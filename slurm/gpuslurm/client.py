@@ -56,6 +56,7 @@ class NodeKind:
     memory_mb: int
     gpus: int
     features: frozenset[str] = frozenset()
+    gpu_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,57 @@ ENDED = frozenset(
 
 
 @dataclass(frozen=True)
+class QueueEntry:
+    """One line of the queue: a job, a task of an array, or an array's tasks yet to start.
+
+    ``id`` is the number that Slurm's commands take, ``shown`` what people see (``12_3``,
+    ``12_[4-9%2]``); ``array_id`` is the array's number and that of a job without one. ``tasks``
+    are those of an array, as written there. Times are Slurm's own text, "" where there is none;
+    ``start`` of a pending job is Slurm's estimate. ``limit_s`` None is no limit.
+    """
+
+    id: int
+    array_id: int
+    tasks: str
+    shown: str
+    user: str
+    name: str
+    partition: str
+    state: str
+    reason: str
+    nodes: str
+    node_count: int
+    elapsed_s: int
+    limit_s: int | None
+    submitted: str
+    eligible: str
+    start: str
+    end: str
+    dependency: str
+    switches: int
+    switches_wait_s: int
+    restarts: int
+    exit_code: int
+    signal: int
+    command: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over and will not run again by itself."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Nodes of a partition that take no job now, and who or what says so."""
+
+    partition: str
+    state: str
+    nodes: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Accepted:
     """sbatch's answer: the job's id, and the cluster's name where several are federated."""
 
@@ -138,6 +190,21 @@ class SlurmClient(Protocol):
 
     def jobs(self, job_id: int) -> tuple[Job, ...]:
         """Return the job, or every task of a job array; empty where Slurm knows none."""
+        ...
+
+    def queue(self, job_ids: Sequence[int] | None = None) -> tuple[QueueEntry, ...]:
+        """Return the user's own jobs, or those of these ids whoever has them.
+
+        Ended ones are among them as long as the controller remembers them.
+        """
+        ...
+
+    def unavailable(self) -> tuple[Unavailable, ...]:
+        """Return the nodes that take no job now, by partition, state and reason."""
+        ...
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """End jobs, arrays (``12``) or tasks of one (``12_3``); one that is over stays so."""
         ...
 
     def submit(

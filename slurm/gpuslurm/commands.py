@@ -1,7 +1,8 @@
 """Slurm's own commands: the one module that runs them.
 
-They run without the user's ``SQUEUE_*``, ``SINFO_*``, ``SACCT_*`` and ``SCONTROL_*``, any of
-which can empty a listing with exit code 0, and without what a surrounding job planted.
+They run without the user's ``SQUEUE_*``, ``SINFO_*``, ``SACCT_*``, ``SCONTROL_*`` and
+``SCANCEL_*``, any of which can empty a listing with exit code 0, and without what a surrounding
+job planted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import NoReturn
 
 from gpuslurm import text
 from gpuslurm.client import (
@@ -20,10 +22,12 @@ from gpuslurm.client import (
     Inventory,
     Job,
     NodeKind,
+    QueueEntry,
     SlurmAmbiguousError,
     SlurmError,
     SlurmRefusedError,
     SlurmUnreachableError,
+    Unavailable,
 )
 
 # A hung controller is given up on by the commands themselves after MessageTimeout (10 s, and
@@ -33,7 +37,7 @@ QUERY_TIMEOUT_S = 90.0
 # (SchedMD/slurm:src/sbatch/sbatch.c).
 SUBMIT_TIMEOUT_S = 240.0
 
-_BLINDING = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SLURM_")
+_BLINDING = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_")
 
 # What stands in stderr where nothing reached the controller …
 _UNREACHABLE = (
@@ -65,6 +69,8 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if not name.startswith(_BLINDING) or name == "SLURM_CONF"
     }
     env["SLURM_TIME_FORMAT"] = "standard"
+    # Otherwise squeue cuts an array's list of tasks off after 64 characters.
+    env["SLURM_BITSTR_LEN"] = "0"
     return env
 
 
@@ -230,6 +236,35 @@ class CommandClient:
             raise
         return text.jobs(shown)
 
+    def queue(self, job_ids: Sequence[int] | None = None) -> tuple[QueueEntry, ...]:
+        """Return the user's jobs or those of these ids (see SlurmClient)."""
+        if job_ids is None:
+            whose = "--me"
+        elif job_ids:
+            whose = "--jobs=" + ",".join(map(str, job_ids))
+        else:
+            return ()
+        try:
+            printed = _output(
+                *("squeue", "--all", "--noheader", "--states=all", whose),
+                *("--Format", text.QUEUE_FORMAT),
+            )
+        except SlurmRefusedError as error:
+            if "Invalid job id" in str(error):
+                return ()
+            raise
+        return text.queue(printed)
+
+    def unavailable(self) -> tuple[Unavailable, ...]:
+        """Return the nodes that take no job now (see SlurmClient)."""
+        return text.unavailable(
+            _output("sinfo", "--all", "--noheader", "--format", text.UNAVAILABLE_FORMAT)
+        )
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Run scancel once (see SlurmClient)."""
+        _output("scancel", *jobs)
+
     def submit(
         self, options: Sequence[str], script: str, env: Mapping[str, str], cwd: str
     ) -> Accepted:
@@ -259,3 +294,33 @@ class CommandClient:
         if not job_id.isdigit():
             raise SlurmAmbiguousError(f"sbatch printed {done.stdout!r} in place of a job id")
         return Accepted(int(job_id), cluster or None)
+
+
+def become_step(
+    job_id: int, node: str | None, terminal: bool, words: Sequence[str], env: Mapping[str, str]
+) -> NoReturn:
+    """Become srun, which runs ``words`` in a job that runs already, beside its other steps.
+
+    Terminal, signals and exit code are srun's own from here on.
+
+    Raises:
+        SlurmUnreachableError: srun does not start.
+    """
+    argv = step_command(job_id, node, terminal, words)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        raise SlurmUnreachableError(f"srun does not start: {error.strerror}") from error
+
+
+def step_command(
+    job_id: int, node: str | None, terminal: bool, words: Sequence[str]
+) -> list[str]:
+    """Return the srun that become_step becomes."""
+    return [
+        *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1"),
+        *((f"--nodelist={node}",) if node else ()),
+        *(("--pty",) if terminal else ()),
+        "--",
+        *words,
+    ]

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import re
 
-from gpuslurm.client import Defaults, Job, NodeKind, Partition
+from collections.abc import Iterator
+
+from gpuslurm.client import Defaults, Job, NodeKind, Partition, QueueEntry, Unavailable
 
 # sinfo(1) --format: partition, nodes, CPUs, memory, S:C:T, gres, features, hostlist.
 SINFO_FORMAT = "%P|%D|%c|%m|%z|%G|%f|%N"
 
+# ASCII's own separators: no name of a node, partition or file has them, though a job's may.
+_FIELD, _RECORD = "\x1f", "\x1e"
+# squeue(1) --Format. ":0" lifts the limit of 20 characters. What may hold anything comes last.
+_QUEUE_FIELDS = (
+    *("JobID", "ArrayJobID", "ArrayTaskID", "JobArrayID", "UserName", "Partition", "State"),
+    *("Reason", "NodeList", "NumNodes", "TimeUsed", "TimeLimit", "SubmitTime", "EligibleTime"),
+    *("StartTime", "EndTime", "Dependency", "ReqSwitch", "wait4switch", "RestartCnt"),
+    *("exit_code", "Command", "Name"),
+)
+QUEUE_FORMAT = ",".join(f"{name}:0{_FIELD}" for name in _QUEUE_FIELDS[:-1]) + f",Name:0{_RECORD}"
+# sinfo(1) --format: partition, state, hostlist, reason.
+UNAVAILABLE_FORMAT = _FIELD.join(("%R", "%T", "%N", "%E")) + _RECORD
+
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
-_GPU_GRES = re.compile(r"^gpu(?::[^:()]+)?:(\d+)(?:\(.*)?$")
+_GPU_GRES = re.compile(r"^gpu(?::([^:()]+))?:(\d+)(?:\(.*)?$")
 
 
 def fields(line: str) -> dict[str, str]:
@@ -58,9 +73,18 @@ def seconds(text: str) -> int | None:
 
 def gpus_of_gres(gres: str) -> int:
     """Return the GPUs in a node's Gres (``gpu:h100:4(S:0-1),nvme:1`` is 4)."""
+    return sum(int(match[2]) for match in _gpu_gres(gres))
+
+
+def gpu_types_of_gres(gres: str) -> tuple[str, ...]:
+    """Return Slurm's names for the types of a node's GPUs (``gpu:h100:4`` is h100)."""
+    return tuple(dict.fromkeys(match[1] for match in _gpu_gres(gres) if match[1]))
+
+
+def _gpu_gres(gres: str) -> list[re.Match[str]]:
     # A socket list in parentheses may itself hold commas.
     items = re.split(r",(?![^(]*\))", gres)
-    return sum(int(match[1]) for item in items if (match := _GPU_GRES.match(item)))
+    return [match for item in items if (match := _GPU_GRES.match(item))]
 
 
 def _job_defaults(text: str) -> dict[str, int]:
@@ -116,6 +140,7 @@ def node_kinds(text: str) -> tuple[NodeKind, ...]:
                 memory_mb=int(memory.rstrip("+")),
                 gpus=gpus_of_gres(gres),
                 features=frozenset(features.split(",")) - {"(null)"},
+                gpu_types=gpu_types_of_gres(gres),
             )
         )
     return tuple(kinds)
@@ -157,3 +182,92 @@ def _job(line: str) -> Job:
         command=command[1] if command else "",
         stdout=pairs.get("StdOut", ""),
     )
+
+
+def _records(text: str, width: int) -> Iterator[list[str]]:
+    """Return the fields of each record; the last field may hold whatever it likes."""
+    for record in text.split(f"{_RECORD}\n"):
+        columns = record.split(_FIELD, width - 1)
+        if len(columns) == width:
+            yield columns
+
+
+def queue(text: str) -> tuple[QueueEntry, ...]:
+    """Return the jobs of ``squeue --noheader -O QUEUE_FORMAT``."""
+    return tuple(
+        _entry(dict(zip(_QUEUE_FIELDS, columns, strict=True)))
+        for columns in _records(text, len(_QUEUE_FIELDS))
+    )
+
+
+_NOTHING = frozenset({"N/A", "(null)", "NONE", "Unknown", "None"})
+
+
+def _stated(text: str) -> str:
+    return "" if text in _NOTHING else text
+
+
+def _entry(pairs: dict[str, str]) -> QueueEntry:
+    code, signal = _ending(pairs["exit_code"])
+    return QueueEntry(
+        id=int(pairs["JobID"]),
+        array_id=int(pairs["ArrayJobID"]),
+        tasks=_stated(pairs["ArrayTaskID"]),
+        shown=pairs["JobArrayID"],
+        user=pairs["UserName"],
+        name=pairs["Name"],
+        partition=pairs["Partition"],
+        state=pairs["State"],
+        reason=_stated(pairs["Reason"]),
+        nodes=_stated(pairs["NodeList"]),
+        node_count=int(pairs["NumNodes"]),
+        elapsed_s=_duration(pairs["TimeUsed"]) or 0,
+        limit_s=_duration(pairs["TimeLimit"]),
+        submitted=_stated(pairs["SubmitTime"]),
+        eligible=_stated(pairs["EligibleTime"]),
+        start=_stated(pairs["StartTime"]),
+        end=_stated(pairs["EndTime"]),
+        dependency=_stated(pairs["Dependency"]),
+        switches=limit(pairs["ReqSwitch"]) or 0,
+        switches_wait_s=_duration(pairs["wait4switch"]) or 0,
+        restarts=limit(pairs["RestartCnt"]) or 0,
+        exit_code=code,
+        signal=signal,
+        command=_stated(pairs["Command"]),
+    )
+
+
+def _duration(text: str) -> int | None:
+    """Return the seconds of a time that squeue prints; None where it is none (INVALID, …)."""
+    try:
+        return seconds(text)
+    except ValueError:
+        return None
+
+
+def _ending(text: str) -> tuple[int, int]:
+    """Return (exit code, signal): 22.05 prints the status of wait(2), later ones ``3:0``."""
+    code, colon, signal = text.partition(":")
+    if not colon:
+        status = limit(code) or 0
+        return status >> 8 & 0xFF, status & 0x7F
+    return limit(code) or 0, limit(signal) or 0
+
+
+def unavailable(text: str) -> tuple[Unavailable, ...]:
+    """Return the nodes of ``sinfo --noheader --format UNAVAILABLE_FORMAT`` that take no job."""
+    return tuple(
+        # The asterisk and its kin say that the node is not heard from, powers down, ….
+        Unavailable(partition, state.rstrip("*~#!%$@^-+"), nodes, reason)
+        for partition, state, nodes, reason in _records(text, 4)
+        if state.startswith(("drain", "down", "fail", "maint", "reserved", "unk")) or "*" in state
+    )
+
+
+def tasks(text: str) -> Iterator[range]:
+    """Return the tasks of an array's list (``1,3-9:2%4`` is 1 and 3, 5, 7, 9)."""
+    for part in text.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip("[]"), re.ASCII)
+        if match:
+            first = int(match[1])
+            yield range(first, int(match[2] or first) + 1, int(match[3] or 1) or 1)

@@ -74,10 +74,6 @@ class Running:
     def ended(self, within_s: float = TIMEOUT_S) -> int:
         return self.process.wait(timeout=within_s)
 
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
-
 
 @contextmanager
 def serving(directory: Path, *options: str, model: tuple[str, ...] = SMALL) -> Iterator[Running]:
@@ -122,8 +118,8 @@ def check(found: dict[str, Any], size: int) -> None:
 
 
 def test_one_worker_reports_and_totals_add_up(tmp_path: Path) -> None:
-    options = ("--batch-size", "4", "--clients", "6", "--duration", "1.5", "--report", "0.4")
-    with serving(tmp_path, *options) as running:
+    options = ("--batch-size", "4", "--clients", "3", "--duration", "1.5", "--report", "0.4")
+    with serving(tmp_path, *options, "--max-wait", "20") as running:
         assert (running.ended(), running.err) == (0, "")
     lines = running.out.splitlines()
     assert all(len(line) <= 80 for line in lines)
@@ -133,7 +129,8 @@ def test_one_worker_reports_and_totals_add_up(tmp_path: Path) -> None:
     assert reports
     assert sum(row.requests for row in reports) <= total.requests
     for row in running.rows:
-        check(vars(row), size=4)
+        check(vars(row), size=3)
+        assert row.p50_ms >= 20  # three clients never fill a batch of four
         assert row.tokens_per_s == pytest.approx(8 * row.requests_per_s, rel=0.01)
     end = re.fullmatch(r"sent (\d+), rejected 0 in (\S+) s; front end \d+% busy", lines[-1])
     assert end, running.out
@@ -142,32 +139,31 @@ def test_one_worker_reports_and_totals_add_up(tmp_path: Path) -> None:
     assert total.requests_per_s == pytest.approx(total.requests / float(end[2]), rel=0.01)
 
 
-def test_two_workers_share_an_open_loop(tmp_path: Path) -> None:
-    options = ("--workers", "2", "--rate", "300", "--sweep", "2,8", "--max-wait", "20", "--json")
-    with serving(tmp_path, *options, "--duration", "1", "--queue", "200") as running:
+def test_two_workers_share_the_requests(tmp_path: Path) -> None:
+    options = ("--workers", "2", "--clients", "24", "--sweep", "2,8", "--duration", "1", "--json")
+    with serving(tmp_path, *options) as running:
         assert (running.ended(), running.err) == (0, "")
-    result = running.result()
+    result: dict[str, Any] = json.loads(running.out)
     assert not result["interrupted"]
     assert [name.partition(" (")[0] for name in result["workers"]] == ["worker 0", "worker 1"]
     assert [point["batch_size"] for point in result["points"]] == [2, 8]
     for point in result["points"]:
         total, workers = point["total"], point["workers"]
-        assert 200 < point["sent"] < 400  # at random, 300 on average
-        assert point["sent"] == total["requests"] + point["rejected"]
+        for found in (total, *workers):
+            check(found, point["batch_size"])
+        assert (point["sent"], point["rejected"]) == (total["requests"], 0)
         assert total["requests"] == sum(worker["requests"] for worker in workers)
         assert 1 <= point["seconds"] < 5
         assert total["requests_per_s"] == pytest.approx(
             total["requests"] / point["seconds"], rel=0.01
         )
-        for found in (total, *workers):
-            check(found, point["batch_size"])
-    # Alone a request waits for others, 20 ms at most; 300 in a second do not fill a batch of 8.
-    assert result["points"][1]["total"]["p99_ms"] > 20
-    assert result["points"][1]["total"]["fill"] < 8
+        # Little's law: each of the clients always waits for an answer, but for the last ones.
+        # So what is called latency is all that they wait.
+        assert total["requests_per_s"] * total["mean_ms"] / 1000 == pytest.approx(24, rel=0.1)
 
 
 def test_a_sweep_prints_one_table_and_what_was_rejected(tmp_path: Path) -> None:
-    options = ("--sweep", "1,64", "--rate", "20000", "--queue", "64", "--duration", "0.8")
+    options = ("--sweep", "1,64", "--rate", "20000", "--queue", "64", "--duration", "1")
     with serving(tmp_path, *options) as running:
         assert (running.ended(), running.err) == (0, "")
     one, many = running.rows
@@ -178,6 +174,7 @@ def test_a_sweep_prints_one_table_and_what_was_rejected(tmp_path: Path) -> None:
     rejected = re.search(r"^sent (\d+), rejected (\d+) in ", running.out, re.M)
     assert rejected, running.out
     assert int(rejected[1]) == one.requests + int(rejected[2])
+    assert 15000 < int(rejected[1]) < 21000  # at random, 20000 on average
 
 
 def test_a_signal_to_all_processes_ends_it_with_its_totals(tmp_path: Path) -> None:
@@ -197,16 +194,8 @@ def test_a_signal_to_all_processes_ends_it_with_its_totals(tmp_path: Path) -> No
     assert int(found[1]) == total.requests + int(found[2])
 
 
-def test_latency_is_all_that_a_client_waits(tmp_path: Path) -> None:
-    with serving(tmp_path, "--clients", "24", "--duration", "1", "--json") as running:
-        assert (running.ended(), running.err) == (0, "")
-    total = running.result()["points"][0]["total"]
-    # Little's law: each of the 24 always waits for an answer, but for a moment at the end.
-    assert total["requests_per_s"] * total["mean_ms"] / 1000 == pytest.approx(24, rel=0.1)
-
-
 def test_a_signal_before_the_workers_are_ready(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2") as running:
+    with serving(tmp_path) as running:
         running.wait_until(lambda: children(running.process.pid))
         os.killpg(running.process.pid, signal.SIGINT)
         assert (running.ended(), running.err) == (0, "")

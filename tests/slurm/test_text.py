@@ -254,14 +254,14 @@ def test_the_controllers_defaults(written: str, defaults: Defaults) -> None:
 
 def test_kinds_of_nodes() -> None:
     h100 = NodeKind(
-        "main", "gpu-[001-003,007]", 4, 192, 2, 2_000_000, 8, frozenset({"h100", "ndr"})
+        "main", "gpu-[001-003,007]", 4, 192, 2, 2_000_000, 8, frozenset({"h100", "ndr"}), ("h100",)
     )
     assert node_kinds(SINFO) == (
-        NodeKind("main", "n[1-2]", 2, 16, 1, 4000, 8),
+        NodeKind("main", "n[1-2]", 2, 16, 1, 4000, 8, gpu_types=("h100",)),
         NodeKind("main", "cpu[1-3000]", 3000, 128, 1, 1, 0),
         h100,
-        NodeKind("main", "old[1-2]", 2, 64, 1, 512_000, 6, frozenset({"a100"})),
-        NodeKind("gpu", h100.names, 4, 192, 2, 2_000_000, 8, h100.features),
+        NodeKind("main", "old[1-2]", 2, 64, 1, 512_000, 6, frozenset({"a100"}), ("a100", "t4")),
+        NodeKind("gpu", h100.names, 4, 192, 2, 2_000_000, 8, h100.features, h100.gpu_types),
     )
     assert node_kinds("") == ()
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuslurm.client import Accepted, Inventory, Job, SlurmError, SlurmUnreachableError
+from gpuslurm.client import Job, SlurmError, SlurmUnreachableError
+from gpuslurm.commands import CommandClient
 from gpusub import follow as following
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.follow import Ending, Tail, exit_code_of, follow
@@ -35,19 +36,11 @@ def job(state: str = "RUNNING", *, reason: str = "None", code: int = 0, signal: 
 DOWN = SlurmUnreachableError("Unable to contact slurm controller (connect failure)")
 
 
-class Played:
+class Played(CommandClient):
     """Gives the answers one after the other, and the last one for ever."""
 
     def __init__(self, *answers: Answer, at_each: Callable[[int], None] = lambda _: None) -> None:
         self.answers, self.asked, self.at_each = answers, 0, at_each
-
-    def inventory(self) -> Inventory:
-        raise AssertionError
-
-    def submit(
-        self, options: Sequence[str], script: str, env: Mapping[str, str], cwd: str
-    ) -> Accepted:
-        raise AssertionError
 
     def jobs(self, job_id: int) -> tuple[Job, ...]:
         assert job_id == 42

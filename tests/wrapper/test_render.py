@@ -312,6 +312,65 @@ class TestLocalRun:
         assert not runner.out.exists()
 
 
+class TestRanks:
+    """Rank 0 speaks in the job's log, each other rank in a file of its own."""
+
+    @pytest.fixture
+    def plan(self, runner: Runner) -> Plan:
+        plan = runner.plan(Program("script", "train.py"))
+        assert plan.python is not None
+        Path(plan.python.value).write_text("#!/bin/sh\necho out; echo err >&2\n")
+        (Path(plan.run_dir) / "ranks").mkdir()
+        return plan
+
+    def ranks(self, plan: Plan) -> dict[str, str]:
+        return {path.name: path.read_text() for path in Path(plan.run_dir, "ranks").iterdir()}
+
+    @pytest.mark.parametrize("env", [{"RANK": "0"}, {}])
+    def test_the_first(self, runner: Runner, plan: Plan, env: dict[str, str]) -> None:
+        done = runner.run(plan, "worker", env=env)
+        assert (done.stdout, done.stderr, self.ranks(plan)) == (b"out\n", b"err\n", {})
+
+    @pytest.mark.parametrize("rank", ["1", "10", "007"])
+    def test_the_others(self, runner: Runner, plan: Plan, rank: str) -> None:
+        for _ in range(2):  # a requeued job goes on in the same file
+            done = runner.run(plan, "worker", env={"RANK": rank})
+            assert (done.stdout, done.stderr) == (b"", b"")
+        assert self.ranks(plan) == {f"{rank}.log": "out\nerr\n" * 2}
+
+    def shown(self, runner: Runner, plan: Plan, **logs: tuple[int, bytes]) -> str:
+        """Return what is shown of a run whose ranks last wrote so many seconds after its start."""
+        run_dir = Path(plan.run_dir)
+        (run_dir / "started").touch()
+        os.utime(run_dir / "started", (1000, 1000))
+        for rank, (after, content) in logs.items():
+            path = run_dir / "ranks" / f"{rank[1:]}.log"
+            path.write_bytes(content)
+            os.utime(path, (1000 + after, 1000 + after))
+        done = runner.run(plan, "failure")
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode()
+
+    def test_the_first_that_failed_is_shown(self, runner: Runner, plan: Plan) -> None:
+        shown = self.shown(
+            runner,
+            plan,
+            r1=(5, b"all well\n"),
+            r2=(7, b"Traceback (most recent call last)\nValueError: late\n"),
+            r3=(6, b"a\0b\n" * 30 + b"ValueError: first\n"),
+            r4=(-5, b"ValueError: of an earlier attempt\n"),
+        )
+        head, *lines = shown.splitlines()
+        assert head == "gpusub: rank 3 ended with (all of it is in ranks/3.log):"
+        assert lines[-1] == "ValueError: first"
+        assert len(lines) == 12
+
+    def test_where_none_failed_nothing_is_shown(self, runner: Runner, plan: Plan) -> None:
+        assert self.shown(runner, plan) == ""
+        assert self.shown(runner, plan, r1=(5, b"all well\n")) == ""
+        assert self.shown(runner, plan, r1=(-5, b"ValueError: of an earlier attempt\n")) == ""
+
+
 class TestLook:
     """What each node prints before the launch; the batch role reads it word by word."""
 

@@ -15,12 +15,12 @@ import pytest
 
 from gpuslurm.client import (
     Accepted,
-    Inventory,
     Job,
     SlurmAmbiguousError,
     SlurmRefusedError,
     SlurmUnreachableError,
 )
+from gpuslurm.commands import CommandClient
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.plan import Plan
 from gpusub.request import Value
@@ -30,18 +30,12 @@ Make = Callable[..., Any]
 JOB = Job(42, "PENDING", "None", "", 0, 0, 0, "/x/job.sh", "/x/log.out")
 
 
-class Client:
+class Client(CommandClient):
     """Answers a submission with ``answer``, and keeps what it was given."""
 
     def __init__(self, answer: Accepted | BaseException) -> None:
         self.answer = answer
         self.given: tuple[Sequence[str], str, Mapping[str, str], str] | None = None
-
-    def inventory(self) -> Inventory:
-        raise AssertionError
-
-    def jobs(self, job_id: int) -> tuple[Job, ...]:
-        raise AssertionError
 
     def submit(
         self, options: Sequence[str], script: str, env: Mapping[str, str], cwd: str

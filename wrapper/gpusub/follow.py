@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 from gpuslurm.client import Job, SlurmClient, SlurmError
 from gpusub import rundir
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.submission import Submission, hopeless
+from gpusub.tail import Source
+from gpusub.tail import Tail as Tail  # a part of this module for those that use it
 
 LOG_INTERVAL_S = 0.1
 # squeue and scontrol of many waiting users load the controller: the interval grows.
@@ -33,29 +32,6 @@ class Ending:
     state: str
 
 
-class Tail:
-    """A file that is read as it grows; it may not be there yet, or start again from nothing."""
-
-    def __init__(self, path: Path, out: BinaryIO) -> None:
-        self.path, self.out, self.position = path, out, 0
-
-    def copy(self) -> bool:
-        """Write what is new; return whether there was anything."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self.position:
-                    self.position = 0
-                file.seek(self.position)
-                new = file.read()
-        except OSError:  # not there yet, or stale on a network file system
-            return False
-        self.position += len(new)
-        if new:
-            self.out.write(new)
-            self.out.flush()
-        return bool(new)
-
-
 def exit_code_of(job: Job) -> int:
     """Return the code to exit with for a job that ended: its own, never 0 for a failure."""
     code = job.exit_code or (128 + job.signal if job.signal else 0)
@@ -65,7 +41,7 @@ def exit_code_of(job: Job) -> int:
 def follow(
     client: SlurmClient,
     submission: Submission,
-    tail: Tail | None,
+    tail: Source | None,
     report: Callable[[str], None],
 ) -> Ending:
     """Copy the log through ``tail`` until the job has ended; say each change of its state.

@@ -97,8 +97,7 @@ def _show_failure(plan: Plan, tail: Tail | None) -> None:
             timeout=STOP_TIMEOUT_S,
             check=False,
         )
-    if tail:
-        tail.copy()
+    _copied(tail)
 
 
 def _wait(process: subprocess.Popen[bytes], tail: Tail | None) -> int:

@@ -5,12 +5,12 @@ Pure: the same input gives the same plan, without a clock, a process or a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuslurm.client import Inventory
+from gpuslurm.client import Inventory, Partition
 from gpusub.environment import OVERRULED, scrubbed, secret
 from gpusub.errors import GpusubError
 from gpusub.profile import Profile
@@ -59,12 +59,21 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class NodeFabric:
+    """What the job script exports besides on nodes with GPUs of a type, or with a feature."""
+
+    name: str
+    variables: tuple[Variable, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that the script and the submission are made from.
 
     ``cwd`` is the job's working directory, ``log`` its log (a pattern where the user gave one).
     ``secrets`` names the variables whose values travel in the environment alone. ``digest`` is
-    the SHA-256 of the script as it was submitted.
+    the SHA-256 of the script as it was submitted. Of ``fabrics`` a node gets the first one that
+    fits it.
     """
 
     token: str
@@ -84,6 +93,7 @@ class Plan:
     template: Value[str]
     profile: str | None
     digest: str | None
+    fabrics: tuple[NodeFabric, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -135,7 +145,10 @@ def make_plan(
         template=setting(request, profile, "template") or Value("torchrun", BUILT_IN),
         profile=profile.name,
         digest=digest,
-        warnings=() if isinstance(facts, Machine) else _warnings(request, profile, environ),
+        fabrics=() if isinstance(facts, Machine) else _fabrics(request, profile, environ),
+        warnings=()
+        if isinstance(facts, Machine)
+        else (*_warnings(request, profile, environ), *_unfit(profile, facts, partitions)),
     )
 
 
@@ -268,12 +281,8 @@ def _variables(
             str(max(cpus // workers, 1)),
             f"{cpus} CPUs for {workers} worker{'s' if workers > 1 else ''}",
         )
-    if profile.fabric:
-        from gpuhealth.nccl import Fabric, stated_variables
-
-        fabric = Fabric(**{key: value.value for key, value in profile.fabric.items()})
-        for name, value, key in stated_variables(fabric):
-            put(name, value, f"{profile.fabric[key].origin}: fabric.{key}")
+    for variable in _nccl(profile.fabric, "fabric"):
+        put(variable.name, variable.value, variable.origin)
     for name, stated in profile.env.items():
         if not secret(name):
             put(name, stated.value, stated.origin)
@@ -289,6 +298,45 @@ def _variables(
         elif asked is None:
             found.pop(name, None)
     return tuple(found.values())
+
+
+def _nccl(fabric: Mapping[str, Value[Any]], where: str) -> list[Variable]:
+    """Return the NCCL variables that a fabric states."""
+    if not fabric:
+        return []
+    from gpuhealth.nccl import Fabric, stated_variables
+
+    stated = stated_variables(Fabric(**{key: value.value for key, value in fabric.items()}))
+    return [Variable(n, v, f"{fabric[key].origin}: {where}.{key}") for n, v, key in stated]
+
+
+def _fabrics(
+    request: Request, profile: Profile, environ: Mapping[str, str]
+) -> tuple[NodeFabric, ...]:
+    """Return what nodes get by GPU type or feature, without what beats the profile's fabric."""
+    above = {*profile.env, *request.nccl, *request.env}
+
+    def stands(variable: Variable) -> bool:
+        return variable.name not in above and variable.name not in environ
+
+    return tuple(
+        NodeFabric(name, tuple(filter(stands, _nccl(fabric, f"fabric.{name}"))))
+        for name, fabric in profile.fabrics.items()
+    )
+
+
+def _unfit(profile: Profile, inventory: Inventory, partitions: Iterable[Partition]) -> list[str]:
+    """Return a word of warning where the profile has a fabric for none of the GPUs here."""
+    names = {partition.name for partition in partitions}
+    kinds = [kind for kind in inventory.kinds if kind.partition in names and kind.gpus]
+    there = {word for kind in kinds for word in (*kind.gpu_types, *kind.features)}
+    if not profile.fabrics or not kinds or there & set(profile.fabrics):
+        return []
+    return [
+        f"profile {profile.name}: none of its fabrics ({', '.join(profile.fabrics)}) is for "
+        f"partition {', '.join(sorted(names))}; GPU types and features there: "
+        f"{', '.join(sorted(there)) or 'none'}"
+    ]
 
 
 def secrets(request: Request, profile: Profile) -> dict[str, str]:

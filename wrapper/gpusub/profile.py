@@ -19,12 +19,18 @@ SITE_FILE = Path("/etc/gpusub/cluster.yaml")
 
 @dataclass(frozen=True)
 class Profile:
-    """The settings in force, by key, ``fabric`` and ``env`` key by key; absent is "not set"."""
+    """The settings in force, by key, ``fabric`` and ``env`` key by key; absent is "not set".
+
+    ``fabrics`` is what only nodes of a GPU type or with a feature have, by its name; there it is
+    over ``fabric``. ``origin`` is where the profile was asked for.
+    """
 
     name: str | None = None
     settings: Mapping[str, Value[Any]] = field(default_factory=dict)
     fabric: Mapping[str, Value[Any]] = field(default_factory=dict)
     env: Mapping[str, Value[str]] = field(default_factory=dict)
+    fabrics: Mapping[str, Mapping[str, Value[Any]]] = field(default_factory=dict)
+    origin: str = ""
 
 
 def paths(home: Path, cwd: Path) -> tuple[Path, ...]:
