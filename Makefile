@@ -18,7 +18,7 @@ cluster: $(VENV)/.torch .packages ## A shell on a throw-away Slurm of 8 nodes (C
 	@$(BIN)/python tests/cluster/cluster.py $(if $(CMD),bash -c '$(subst ','\'',$(CMD))')
 
 test: lint $(VENV)/.torch .packages ## Everything: ruff, mypy --strict, unit and cluster tests
-	GPUSUB_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest
+	GPUSUB_REQUIRE_CLUSTER=1 $(BIN)/pytest
 
 lint: $(VENV)/.test ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -26,7 +26,7 @@ lint: $(VENV)/.test ## ruff and mypy --strict
 	$(BIN)/mypy wrapper/gpusub slurm/gpuslurm prolog/gpuhealth tests
 
 unit: $(VENV)/.test ## The tests that need no Slurm
-	$(BIN)/python -m pytest --ignore tests/cluster --ignore tests/examples
+	$(BIN)/pytest --ignore tests/cluster --ignore tests/examples
 
 bench: $(VENV)/.bench .packages ## What a submission costs, beside sbatch, simple_slurm and submitit
 	$(BIN)/python tests/bench/submit.py

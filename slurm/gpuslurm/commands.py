@@ -66,7 +66,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     env = {
         name: value
         for name, value in environ.items()
-        if not name.startswith(_BLINDING) or name == "SLURM_CONF"
+        if not name.startswith(_BLINDING) or name in ("SLURM_CONF", "SLURM_JWT")
     }
     env["SLURM_TIME_FORMAT"] = "standard"
     # Otherwise squeue cuts an array's list of tasks off after 64 characters.
@@ -78,10 +78,11 @@ def error_of(argv: Sequence[str], stderr: str) -> SlurmError:
     """Return the error that ``stderr`` of a failed command speaks of, on one line."""
     lines = [_strip_prefix(line) for line in stderr.splitlines() if line.strip()]
     message = "; ".join(dict.fromkeys(lines)) or f"{argv[0]} failed without a word"
-    if any(known in stderr for known in _UNREACHABLE):
-        return SlurmUnreachableError(message)
+    # One of two controllers may have taken it before the other was not reached.
     if any(known in stderr for known in _AMBIGUOUS):
         return SlurmAmbiguousError(message)
+    if any(known in stderr for known in _UNREACHABLE):
+        return SlurmUnreachableError(message)
     return SlurmRefusedError(message)
 
 
@@ -313,9 +314,7 @@ def become_step(
         raise SlurmUnreachableError(f"srun does not start: {error.strerror}") from error
 
 
-def step_command(
-    job_id: int, node: str | None, terminal: bool, words: Sequence[str]
-) -> list[str]:
+def step_command(job_id: int, node: str | None, terminal: bool, words: Sequence[str]) -> list[str]:
     """Return the srun that become_step becomes."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1"),

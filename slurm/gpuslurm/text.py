@@ -7,7 +7,6 @@ JSON changed shape and even values between those releases.
 from __future__ import annotations
 
 import re
-
 from collections.abc import Iterator
 
 from gpuslurm.client import Defaults, Job, NodeKind, Partition, QueueEntry, Unavailable
@@ -152,6 +151,21 @@ def first_name(hostlist: str) -> str:
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
 
 
+def names(hostlist: str) -> list[str]:
+    """Return the nodes of a hostlist expression, in its order (``a[08-10]`` is a08, a09, a10)."""
+    found = []
+    for part in re.split(r",(?![^[]*\])", hostlist):
+        match = re.match(r"([^[]*)\[([^]]*)\](.*)", part)
+        if not match:
+            found += [part] if part else []
+            continue
+        for span in match[2].split(","):
+            first, _, last = span.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                found += names(f"{match[1]}{number:0{len(first)}}{match[3]}")
+    return found
+
+
 def usable(node: str) -> tuple[str, int, int]:
     """Return (name, CPUs, memory in MB) that jobs can have, from ``scontrol -o show node``."""
     pairs = fields(node)
@@ -257,11 +271,17 @@ def _ending(text: str) -> tuple[int, int]:
 def unavailable(text: str) -> tuple[Unavailable, ...]:
     """Return the nodes of ``sinfo --noheader --format UNAVAILABLE_FORMAT`` that take no job."""
     return tuple(
-        # The asterisk and its kin say that the node is not heard from, powers down, ….
-        Unavailable(partition, state.rstrip("*~#!%$@^-+"), nodes, reason)
+        Unavailable(partition, _node_state(state), nodes, reason)
         for partition, state, nodes, reason in _records(text, 4)
         if state.startswith(("drain", "down", "fail", "maint", "reserved", "unk")) or "*" in state
     )
+
+
+def _node_state(state: str) -> str:
+    """Return a node's state without the marks behind it (sinfo(1), NODE STATE CODES)."""
+    word = state.rstrip("*~#!%$@^-+")
+    # An idle node with the asterisk was not heard from.
+    return "not responding" if "*" in state and word in ("idle", "allocated", "mixed") else word
 
 
 def tasks(text: str) -> Iterator[range]:

@@ -21,7 +21,14 @@ from gpuslurm.client import (
     SlurmRefusedError,
     SlurmUnreachableError,
 )
-from gpuslurm.commands import CommandClient, available, clean_environment, error_of
+from gpuslurm.commands import (
+    CommandClient,
+    available,
+    become_step,
+    clean_environment,
+    error_of,
+    step_command,
+)
 
 SBATCH = "sbatch: error: Batch job submission failed: "
 MUNGE = (
@@ -119,7 +126,7 @@ class TestErrors:
     "name",
     [
         *("SQUEUE_USERS", "SQUEUE_PARTITION", "SINFO_FORMAT", "SINFO_ALL", "SACCT_FORMAT"),
-        *("SCONTROL_ALL", "SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SLURM_JOB_ID"),
+        *("SCONTROL_ALL", "SLURM_BITSTR_LEN", "SCANCEL_USER", "SLURM_CLUSTERS", "SLURM_JOB_ID"),
     ],
 )
 def test_what_blinds_slurms_commands_is_kept_from_them(name: str) -> None:
@@ -163,6 +170,20 @@ class TestWithoutTheCommands:
                 ask()
 
 
+class TestStep:
+    def test_it_runs_beside_the_others(self) -> None:
+        assert step_command(42, "gpu-7", True, ["sh", "-c", "x"]) == [
+            *("srun", "--jobid=42", "--overlap", "--nodes=1", "--ntasks=1"),
+            *("--nodelist=gpu-7", "--pty", "--", "sh", "-c", "x"),
+        ]
+        assert step_command(42, None, False, ["--x"])[-2:] == ["--", "--x"]
+
+    def test_without_srun(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(SlurmUnreachableError, match="srun does not start: No such file"):
+            become_step(42, None, False, ["x"], {"PATH": str(tmp_path)})
+
+
 class TestOddCommands:
     """What a site has put in place of Slurm's commands: a shell script around them."""
 
@@ -173,7 +194,7 @@ class TestOddCommands:
         monkeypatch.setattr(commands, "SUBMIT_TIMEOUT_S", 0.3)
 
         def write(content: str) -> None:
-            for name in ("scontrol", "sinfo", "sbatch"):
+            for name in ("scontrol", "sinfo", "sbatch", "squeue", "scancel"):
                 (tmp_path / name).write_text(f"#!/bin/sh\n{content}\n")
                 (tmp_path / name).chmod(0o755)
 
@@ -223,6 +244,22 @@ class TestOddCommands:
         with pytest.raises(SlurmAmbiguousError, match="in place of a job id"):
             self.submitted()
 
+    @pytest.mark.parametrize(
+        ("reason", "error"),
+        [
+            ("Invalid qos specification", SlurmRefusedError),
+            ("Unable to contact slurm controller (connect failure)", SlurmUnreachableError),
+            ("Socket timed out on send/recv operation", SlurmAmbiguousError),
+        ],
+    )
+    def test_a_submission_that_failed(
+        self, script: Callable[[str], None], reason: str, error: type[SlurmError]
+    ) -> None:
+        script(f"echo 42; echo '{SBATCH}{reason}' >&2; exit 1")
+        with pytest.raises(error) as failed:
+            self.submitted()
+        assert str(failed.value) == f"Batch job submission failed: {reason}"
+
     def test_a_refusal_may_be_on_stdout(self, script: Callable[[str], None]) -> None:
         script("echo 'Node nope not found'; exit 1")
         with pytest.raises(SlurmRefusedError, match=r"^Node nope not found$"):
@@ -234,6 +271,23 @@ class TestOddCommands:
         script("echo 'slurm_load_jobs error: Access/permission denied' >&2; exit 1")
         with pytest.raises(SlurmRefusedError, match="denied"):
             CommandClient().jobs(1)
+
+    def test_the_queue_is_asked_for_at_once(self, script: Callable[[str], None]) -> None:
+        script('echo "$1 $2 $3 $4" >&2; exit 1')
+        for ids, whose in ((None, "--me"), ([1, 2], "--jobs=1,2")):
+            with pytest.raises(SlurmRefusedError, match=f"--all --noheader --states=all {whose}$"):
+                CommandClient().queue(ids)
+        assert CommandClient().queue([]) == ()
+
+    def test_ids_that_slurm_does_not_know(self, script: Callable[[str], None]) -> None:
+        script("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+        assert CommandClient().queue([1]) == ()
+
+    def test_jobs_are_cancelled_together(self, script: Callable[[str], None]) -> None:
+        script('test "$*" = "12 13_4"')
+        CommandClient().cancel(["12", "13_4"])
+        with pytest.raises(SlurmRefusedError):
+            CommandClient().cancel(["14"])
 
     def test_they_are_run_in_a_clean_environment(
         self, script: Callable[[str], None], monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslurm.client import Defaults, Job, NodeKind, Partition
+from gpuslurm.client import Defaults, Job, NodeKind, Partition, QueueEntry, Unavailable
 from gpuslurm.text import (
     config_defaults,
     fields,
@@ -14,9 +14,13 @@ from gpuslurm.text import (
     gpus_of_gres,
     jobs,
     limit,
+    names,
     node_kinds,
     partitions,
+    queue,
     seconds,
+    tasks,
+    unavailable,
     usable,
 )
 
@@ -376,3 +380,122 @@ class TestJobs:
 
     def test_none(self) -> None:
         assert jobs("") == jobs("No jobs in the system\n") == ()
+
+
+# squeue --me --states=all --noheader --Format QUEUE_FORMAT, with the separators as ¦ and ¶
+QUEUE = """\
+5¦5¦N/A¦5¦researcher¦gpu¦FAILED¦NonZeroExitCode¦gpu-6¦1¦0:07¦365-00:00:00¦2026-11-30T20:28:50¦\
+2026-11-30T20:28:50¦2026-11-30T20:28:51¦2026-11-30T20:28:58¦(null)¦0¦0:00¦0¦768¦(null)¦wrap¶
+7¦7¦1-4¦7_[1-4]¦researcher¦gpu¦PENDING¦BeginTime¦¦1¦0:00¦5:00¦2026-11-30T20:28:51¦\
+2026-11-30T21:28:51¦2026-11-30T21:28:51¦2026-11-30T21:33:51¦(null)¦0¦0:00¦0¦0:0¦(null)¦wrap¶
+1¦1¦N/A¦1¦researcher¦gpu¦RUNNING¦None¦gpu-[5,9]¦2¦1-00:00:02¦UNLIMITED¦2026-11-30T20:28:50¦\
+2026-11-30T20:28:50¦2026-11-30T20:28:51¦N/A¦afterok:5(unfulfilled)¦1¦5:00¦2¦0¦/w/a b/job.sh¦a¦b
+c¶
+""".replace("¦", "\x1f").replace("¶", "\x1e")
+
+
+class TestQueue:
+    def test_a_job_that_failed(self) -> None:
+        assert queue(QUEUE)[0] == QueueEntry(
+            id=5,
+            array_id=5,
+            tasks="",
+            shown="5",
+            user="researcher",
+            name="wrap",
+            partition="gpu",
+            state="FAILED",
+            reason="NonZeroExitCode",
+            nodes="gpu-6",
+            node_count=1,
+            elapsed_s=7,
+            limit_s=365 * 86400,
+            submitted="2026-11-30T20:28:50",
+            eligible="2026-11-30T20:28:50",
+            start="2026-11-30T20:28:51",
+            end="2026-11-30T20:28:58",
+            dependency="",
+            switches=0,
+            switches_wait_s=0,
+            restarts=0,
+            exit_code=3,
+            signal=0,
+            command="",
+        )
+
+    def test_an_array_to_come(self) -> None:
+        entry = queue(QUEUE)[1]
+        assert (entry.shown, entry.tasks, entry.limit_s) == ("7_[1-4]", "1-4", 300)
+        assert not entry.ended
+
+    def test_a_name_may_hold_anything(self) -> None:
+        entry = queue(QUEUE)[2]
+        assert entry.name == "a\x1fb\nc"
+        assert entry.command == "/w/a b/job.sh"
+        assert (entry.reason, entry.end, entry.limit_s, entry.elapsed_s) == ("", "", None, 86402)
+        assert (entry.switches, entry.switches_wait_s, entry.restarts) == (1, 300, 2)
+        assert entry.dependency == "afterok:5(unfulfilled)"
+
+    def test_nothing(self) -> None:
+        assert queue("") == ()
+
+    @pytest.mark.parametrize(
+        ("printed", "code", "signal"),
+        # 22.05 prints the status of wait(2), later releases what sacct does.
+        [("768", 3, 0), ("9", 0, 9), ("3:0", 3, 0), ("0:15", 0, 15), ("0", 0, 0), ("0:0", 0, 0)],
+    )
+    def test_exit_codes(self, printed: str, code: int, signal: int) -> None:
+        entry = queue(QUEUE.replace("\x1f768\x1f", f"\x1f{printed}\x1f"))[0]
+        assert (entry.exit_code, entry.signal) == (code, signal)
+
+    def test_odd_times(self) -> None:
+        odd = "\x1fINVALID\x1fPartition_Limit"
+        entry = queue(QUEUE.replace("\x1f0:07\x1f365-00:00:00", odd))[0]
+        assert (entry.elapsed_s, entry.limit_s) == (0, None)
+
+
+def test_nodes_that_take_no_job() -> None:
+    printed = "".join(
+        "\x1f".join(columns) + "\x1e\n"
+        for columns in [
+            ("gpu", "idle", "gpu-5", "none"),
+            ("gpu", "drained", "gpu-[6-7]", "gpuhealth: ib_port mlx5_0:1 | DOWN"),
+            ("gpu", "mixed", "gpu-8", "none"),
+            ("gpu", "idle*", "gpu-9", "none"),
+            ("gpu", "down*", "gpu-10", "Not responding"),
+        ]
+    )
+    assert unavailable(printed) == (
+        Unavailable("gpu", "drained", "gpu-[6-7]", "gpuhealth: ib_port mlx5_0:1 | DOWN"),
+        Unavailable("gpu", "not responding", "gpu-9", "none"),
+        Unavailable("gpu", "down", "gpu-10", "Not responding"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1-4%2", [1, 2, 3, 4]),
+        ("0,3-9:3", [0, 3, 6, 9]),
+        ("7", [7]),
+        ("[1-2]", [1, 2]),
+        ("", []),
+        ("1,...", [1]),
+    ],
+)
+def test_tasks_of_an_array(text: str, expected: list[int]) -> None:
+    assert [task for part in tasks(text) for task in part] == expected
+
+
+@pytest.mark.parametrize(
+    ("hostlist", "expected"),
+    [
+        ("", []),
+        ("gpu-7", ["gpu-7"]),
+        ("gpu-[5,9]", ["gpu-5", "gpu-9"]),
+        ("gpu-[098-100],x", ["gpu-098", "gpu-099", "gpu-100", "x"]),
+        ("r[1-2]n[1-2]-a", ["r1n1-a", "r1n2-a", "r2n1-a", "r2n2-a"]),
+    ],
+)
+def test_names_of_a_hostlist(hostlist: str, expected: list[str]) -> None:
+    assert names(hostlist) == expected

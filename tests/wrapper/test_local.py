@@ -215,7 +215,8 @@ def test_one_that_ignores_interrupts_is_killed_in_the_end(
     from gpusub import local
 
     monkeypatch.setattr(local, "STOP_TIMEOUT_S", 0.3)
-    plan = prepared("trap '' INT; kill -INT $PPID; while :; do sleep 0.02; done")
+    # gpusub is waiting for it by then; an earlier interrupt would end gpusub, and this process.
+    plan = prepared("trap '' INT; sleep 0.5; kill -INT $PPID; while :; do sleep 0.02; done")
     assert run(plan, ENVIRON, {}, None).exit_code == 137
 
 

@@ -9,6 +9,11 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    asked = os.environ.get("_GPUSUB_COMPLETE")
+    if asked:
+        from gpusub.completion import complete
+
+        sys.exit(complete(asked))
     if sys.argv[1:] == ["--version"]:
         from gpusub import __version__
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +20,8 @@ from gpusub.targets import Target
 WAIT_S = 5.0
 POLL_S = 0.25
 
+_TASK = re.compile(r"\d+_\d+", re.ASCII)
+
 
 @click.command(context_settings=screen.CONTEXT)
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
@@ -36,10 +38,10 @@ def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
     found = targets.resolve(jobs, client, entries)
     # All of them are looked at before the first one is cancelled.
     words = list(dict.fromkeys(_checked(target) for target in found))
-    ids = sorted({entry.id for target in found for entry in target.entries if not entry.ended})
+    over = {entry.id for target in found for entry in target.entries if entry.ended}
     with targets.answered():
         client.cancel(words)
-    left = _wait(client, ids)
+    left = [entry for entry in _wait(client, words) if entry.id not in over]
     if as_json:
         screen.tell_json([_described(entry) for entry in left])
     else:
@@ -63,7 +65,7 @@ def _checked(target: Target) -> str:
         )
     if not target.entries:
         raise GpusubError(f"{target.word}: the job has ended; Slurm does not know it any more")
-    others = sorted({entry.user for entry in target.entries} - {getpass.getuser()})
+    others = sorted({entry.user for entry in target.entries} - {targets.me()})
     if others:
         raise GpusubError(f"{target.word}: the job is {others[0]}'s, not yours")
     active = [entry for entry in target.entries if not entry.ended]
@@ -74,20 +76,22 @@ def _checked(target: Target) -> str:
     if len(arrays) > 1:
         shown = ", ".join(map(str, arrays))
         raise GpusubError(f"{target.word}: several jobs of yours: {shown}; name them by their ids")
-    is_task = target.word.partition("_")[0].isdigit() and target.word.count("_") == 1
-    if is_task:
+    if _TASK.fullmatch(target.word):
         return target.word
     # A task of an array has an id of its own beside the array's.
     exact = target.word.isdigit() and int(target.word) not in arrays
     return target.word if exact else str(arrays[0])
 
 
-def _wait(client: SlurmClient, ids: Sequence[int]) -> tuple[QueueEntry, ...]:
+def _wait(client: SlurmClient, words: Sequence[str]) -> tuple[QueueEntry, ...]:
     """Return the jobs as they are once all have ended, or after a few seconds."""
+    ids = [int(word.partition("_")[0]) for word in words]
     deadline = time.monotonic() + WAIT_S
     while True:
         with targets.answered():
             entries = client.queue(ids)
+        named = [target for word in words if (target := targets.find(word, entries, ()))]
+        entries = tuple(dict.fromkeys(entry for target in named for entry in target.entries))
         if all(entry.ended for entry in entries) or time.monotonic() > deadline:
             return entries
         time.sleep(POLL_S)

@@ -51,21 +51,40 @@ _TO_SBATCH = ("exclude", "nodelist", "dependency", "comment", "mail_type", "mail
 # called is loaded.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("gpusub.cli:submit", "Submit a job; what gpusub does without a command."),
+    "status": ("gpusub.status:status", "Show my jobs, and why those that wait do."),
+    "logs": ("gpusub.logs:logs", "Print or follow what a job and its ranks write."),
+    "exec": ("gpusub.exec:exec_command", "Run a command in a running job."),
+    "cancel": ("gpusub.cancel:cancel", "End jobs of mine."),
+    "clean": ("gpusub.clean:clean", "Remove old run directories of jobs that have ended."),
+    "config": ("gpusub.settings:config", "Show the settings in force; write a site's file."),
 }
+
+
+class Command(click.Command):
+    """A command with its options in groups; what prints them is loaded with --help alone."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and on the first page the commands (see click.Command)."""
+        from gpusub.help import write
+
+        write(self, ctx, formatter, COMMANDS if self.name == "gpusub" else {})
+
 
 EPILOG = """\
 From SCRIPT on, every word is the program's own. A first word that names a command is that
-command; ./NAME or "gpusub submit NAME" runs a script of that name. Every option can also be set
-as GPUSUB_<OPTION> in the environment, and most in a profile.
+command; ./NAME or "gpusub submit NAME" runs a script of that name. gpusub COMMAND --help tells
+more of each. Every option can also be set as GPUSUB_<OPTION> in the environment, and most in a
+profile: see gpusub config.
 
 \b
 Examples:
-  gpusub train.py --lr 1e-3                  one node, all its GPUs
-  gpusub -N 4 -t 12:00:00 --follow train.py  four nodes; show the log till the end
-  gpusub -N 2 --gpus-per-node 2 -m pkg.train a module, on two GPUs of each node
-  gpusub -- nvidia-smi topo -m               any command, once a node
-  gpusub --local train.py                    this machine, without Slurm
-  gpusub --dry-run train.py                  print the job script and submit nothing
+  gpusub train.py --lr 1e-3              one node, all its GPUs
+  gpusub -N 4 -t 12:00:00 train.py       four nodes for half a day
+  gpusub -N 4 --follow train.py          show the log till the end
+  gpusub -N 2 --gpus-per-node 2 -m a.b   a module, on two GPUs of each node
+  gpusub -- nvidia-smi topo -m           any command, once a node
+  gpusub --local train.py                this machine, without Slurm
+  gpusub --dry-run train.py              print the job script, submit nothing
 """
 
 
@@ -194,13 +213,14 @@ def _run_options(command: F) -> F:
 
 @click.command(
     name="gpusub",
+    cls=Command,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "auto_envvar_prefix": "GPUSUB",
-        "max_content_width": 100,
+        "max_content_width": 80,
     },
     epilog=EPILOG,
-    options_metavar="[OPTIONS]",
+    options_metavar="[OPTIONS] SCRIPT [ARGS…]",
     add_help_option=True,
 )
 @_resource_options
@@ -214,7 +234,7 @@ def _run_options(command: F) -> F:
 )
 @click.pass_context
 def submit(context: click.Context, /, **_options: Any) -> int:
-    """Train on GPU nodes of a Slurm cluster: gpusub [OPTIONS] SCRIPT [ARGS…].
+    """Train on GPU nodes of a Slurm cluster.
 
     SCRIPT runs under torch.distributed.run, one worker a GPU. After -m it is a module; after --
     any command, run once a node.
@@ -237,13 +257,9 @@ def _request(context: click.Context) -> Request:
     if program is None:
         raise GpusubError("nothing to run; write a script, as in: gpusub train.py (--help for all)")
     params = context.params
-    cwd = Path(_working_directory())
+    cwd = Path(working_directory())
     _refuse_flags_together(params)
-    settings: dict[str, Value[str]] = {}
-    for key in _SETTINGS:
-        value = _given(context, key) or _from_sbatch(key)
-        if value is not None:
-            settings[key] = value
+    settings = settings_of(context)
     if "output" in settings:
         log = settings["output"]
         settings["output"] = Value(os.path.expanduser(log.value), log.origin)
@@ -251,14 +267,16 @@ def _request(context: click.Context) -> Request:
         parse_time(settings["time"].origin, settings["time"].value)
     sbatch: dict[str, Value[str | None]] = {}
     for key in _TO_SBATCH:
-        given = _given(context, key)
-        if given is not None:
-            sbatch[key.replace("_", "-")] = Value(given.value, given.origin)
-    for text in params["sbatch"]:
+        stated = given(context, key)
+        if stated is not None:
+            sbatch[key.replace("_", "-")] = Value(stated.value, stated.origin)
+    for text, origin in repeated(context, "sbatch"):
         name, option_value = parse_sbatch(text)
-        sbatch[name] = Value(option_value, "option --sbatch")
-    nodes = _given(context, "nodes")
-    chdir = _given(context, "chdir")
+        sbatch[name] = Value(option_value, origin)
+    env = [(*parse_assignment("--env", text), origin) for text, origin in repeated(context, "env")]
+    nccl = [(*_nccl(text), origin) for text, origin in repeated(context, "nccl")]
+    nodes = given(context, "nodes")
+    chdir = given(context, "chdir")
     return Request(
         program=program,
         cwd=cwd,
@@ -268,18 +286,25 @@ def _request(context: click.Context) -> Request:
         else Value(parse_nodes(nodes.origin, nodes.value), nodes.origin),
         settings=settings,
         sbatch=sbatch,
-        env=dict(parse_assignment("--env", text) for text in params["env"]),
-        nccl=dict(map(_nccl, params["nccl"])),
+        env={name: value for name, value, _ in env},
+        nccl={name: value for name, value, _ in nccl},
+        origins={name: origin for name, _, origin in (*nccl, *env)},
         python=params["python"],
         profile=params["profile"],
         max_restarts=params["max_restarts"],
-        exclusive="option --exclusive" if params["exclusive"] else None,
+        exclusive=_exclusive(context),
         run_root=Path(os.path.abspath(cwd / os.path.expanduser(params["run_root"]))),
         local=params["local"],
     )
 
 
-def _working_directory() -> str:
+def settings_of(context: click.Context) -> dict[str, Value[str]]:
+    """Return what options and variables say of the settings that profiles can state too."""
+    found = {key: given(context, key) or _from_sbatch(key) for key in _SETTINGS}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def working_directory() -> str:
     """Return the working directory as the user sees it: $PWD keeps the links in its path."""
     try:
         here = os.getcwd()
@@ -305,7 +330,7 @@ def _refuse_flags_together(params: dict[str, Any]) -> None:
             raise GpusubError(f"--{names[0]} and --{names[1]} exclude each other; leave one out")
 
 
-def _given(context: click.Context, key: str) -> Value[str] | None:
+def given(context: click.Context, key: str) -> Value[str] | None:
     """Return what the user gave for an option, on the command line or as GPUSUB_<OPTION>."""
     source = context.get_parameter_source(key)
     value = context.params[key]
@@ -316,6 +341,29 @@ def _given(context: click.Context, key: str) -> Value[str] | None:
     if source == click.core.ParameterSource.ENVIRONMENT:
         return Value(str(value), f"environment GPUSUB_{name.lstrip('-').replace('-', '_').upper()}")
     return Value(str(value), f"option {name}")
+
+
+def repeated(context: click.Context, key: str) -> list[tuple[str, str]]:
+    """Return what was given for an option that can be repeated, each with its origin.
+
+    The option adds to GPUSUB_<OPTION>, which stands in front: later ones win name by name.
+    """
+    variable = f"GPUSUB_{key.upper()}"
+    by_option = context.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE
+    stated = os.environ.get(variable, "").split() if by_option else context.params[key]
+    found = [(text, f"environment {variable}") for text in stated]
+    return found + [(text, f"option --{key}") for text in context.params[key] if by_option]
+
+
+def _exclusive(context: click.Context) -> str | None:
+    """Return where whole nodes are asked for."""
+    stated = given(context, "exclusive")
+    if stated is not None:
+        return stated.origin if context.params["exclusive"] else None
+    variable = "SBATCH_EXCLUSIVE"
+    if "SLURM_JOB_ID" not in os.environ and os.environ.get(variable) in ("", "exclusive"):
+        return f"environment {variable}"
+    return None
 
 
 def _from_sbatch(key: str) -> Value[str] | None:
@@ -387,6 +435,8 @@ def run(argv: Sequence[str]) -> int:
 def _explain(error: click.ClickException) -> str:
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
+        if error.ctx is not None and error.ctx.command is not submit:
+            return " ".join(message.split())
         known = NOT_PASSED_ON.get(error.option_name.lstrip("-"))
         if known:
             return f"{error.option_name}: {known}"

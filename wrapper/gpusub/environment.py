@@ -7,6 +7,9 @@ from collections.abc import Mapping
 # What a surrounding job, step or torchrun plants. SLURM_CPU_BIND pins every rank of the new job
 # to the cores of the old one; SLURM_MEM_PER_CPU and SLURM_TRES_PER_TASK contradict the new
 # request; MASTER_PORT and PET_* (torch.distributed.run's own presets) merge two rendezvous.
+# How to reach Slurm, which is the same for the new job.
+_KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})
+
 _PLANTED_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -31,6 +34,7 @@ _PLANTED = frozenset(
         "GROUP_WORLD_SIZE",
         "GPUSUB_RUN_DIR",
         "GPUSUB_TOKEN",
+        "GPUSUB_FABRICS",
     }
 )
 
@@ -60,7 +64,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name == "SLURM_CONF"
+        if name in _KEPT
         or not (
             name.startswith(_PLANTED_PREFIXES)
             or name in _PLANTED

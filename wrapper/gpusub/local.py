@@ -50,17 +50,14 @@ def run(
     Ctrl-C to both by itself.
     """
     run_dir = Path(plan.run_dir)
-    with open(plan.log.value, "ab") as log:
-        process = subprocess.Popen(
-            ["/bin/bash", str(run_dir / "job.sh")],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.cwd,
-            env={**scrubbed(environ), **secrets},
-        )
+    early: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
 
     before = {
         number: signal.signal(number, pass_on)
@@ -69,6 +66,16 @@ def run(
         if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
+        with open(plan.log.value, "ab") as log:
+            process = subprocess.Popen(
+                ["/bin/bash", str(run_dir / "job.sh")],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=plan.cwd,
+                env={**scrubbed(environ), **secrets},
+            )
+        for number in early:
+            process.send_signal(number)
         code = _wait(process, tail)
     finally:
         for number, handler in before.items():

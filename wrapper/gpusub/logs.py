@@ -16,7 +16,7 @@ from gpusub import runs, screen, targets
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.follow import LOG_INTERVAL_S, follow
 from gpusub.runs import Run
-from gpusub.status import log_of, short
+from gpusub.status import log_of
 from gpusub.submission import Submission
 from gpusub.tail import Sink, Source, Tail, position_of_last
 from gpusub.targets import Target
@@ -56,7 +56,7 @@ def logs(
         screen.tell_json(_places(target, log))
         return 0
     if job is None:
-        screen.note(f"gpusub: {_title(target)}: {short(log)}")
+        screen.note(f"gpusub: {_title(target)}: {screen.short(log)}")
     active = any(not entry.ended for entry in target.entries)
     may_come = following and active
     source = _source(wanted, Path(log), target, lines, may_come)
@@ -110,7 +110,9 @@ def _newest(client: SlurmClient) -> Target:
         except SlurmError as error:
             screen.note(f"gpusub: Slurm does not answer ({error}); looking at run directories only")
     ours = {run.token: e for e in entries if (run := runs.of_command(e.command))}
-    tokens = sorted([*ours, *(run.token for run in known)])
+    ids = {run.token: run.job_id or 0 for run in known} | {t: e.id for t, e in ours.items()}
+    # Tokens tell the second; within it ids tell the order.
+    tokens = sorted(ids, key=lambda token: (token.rpartition("-")[0], ids[token]))
     if not tokens:
         raise GpusubError("no job of yours and no run directory here; name one: gpusub logs JOB")
     target = targets.find(tokens[-1], entries, known)
@@ -156,7 +158,7 @@ def _source(
         return AllRanks(log, target.run, sys.stdout.buffer, lines)
     path = log if not isinstance(rank, int) or rank == 0 else _rank_log(rank, target, may_come)
     if not (may_come or path.exists()):
-        raise GpusubError(f"{short(str(path))}: no such file; {_why_none(target)}")
+        raise GpusubError(f"{screen.short(str(path))}: no such file; {_why_none(target)}")
     return Tail(path, sys.stdout.buffer, 0 if lines is None else position_of_last(path, lines))
 
 

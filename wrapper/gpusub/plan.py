@@ -196,6 +196,11 @@ def _log(request: Request, run_dir: Path) -> Value[str]:
     if not name:
         raise GpusubError(f"{asked.origin}: {asked.value!r} is a directory; name a file in it")
     base = request.chdir or request.cwd
+    if not directory.startswith("/") and "%" in str(base):
+        raise GpusubError(
+            f"{asked.origin}: {asked.value!r}: Slurm would read the % in {base} as a pattern; "
+            "leave it out, and the log goes to the run directory"
+        )
     return Value(str(base / asked.value), asked.origin)
 
 
@@ -256,6 +261,12 @@ def _gpu_option(request: Request, profile: Profile, resources: Resources) -> lis
     how = _value(request, profile, "gpu_request", "gpus-per-node")
     if not gpus.value or how == "none":
         return []
+    gres = request.sbatch.get("gres")
+    if gres is not None and "gpu" in (gres.value or ""):
+        raise GpusubError(
+            f"--sbatch gres={gres.value}: its GPUs would come on top of the job's; "
+            "use --gpus-per-node for those"
+        )
     count = f"{resources.gpu_type}:{gpus.value}" if resources.gpu_type else str(gpus.value)
     if how == "gres":
         if "gres" in request.sbatch:
@@ -275,7 +286,8 @@ def _variables(
         found[name] = Variable(name, value, origin)
 
     cpus, workers = resources.cpus_per_task.value, resources.workers
-    if "OMP_NUM_THREADS" not in environ:
+    # In a job of ours it is that job's.
+    if "OMP_NUM_THREADS" not in environ or "GPUSUB_TOKEN" in environ:
         put(
             "OMP_NUM_THREADS",
             str(max(cpus // workers, 1)),
@@ -289,10 +301,10 @@ def _variables(
     for name in [name for name in found if name.startswith("NCCL_") and name in environ]:
         del found[name]
     for name, chosen in request.nccl.items():
-        put(name, chosen, "option --nccl")
+        put(name, chosen, request.origins.get(name, "option --nccl"))
     for name, asked in request.env.items():
         if asked is not None and not secret(name):
-            put(name, asked, "option --env")
+            put(name, asked, request.origins.get(name, "option --env"))
         elif asked is None and name not in environ:
             raise GpusubError(f"--env {name}: not set in your environment; write {name}=VALUE")
         elif asked is None:
@@ -364,6 +376,11 @@ def _warnings(request: Request, profile: Profile, environ: Mapping[str, str]) ->
         raise GpusubError(
             f"environment SBATCH_EXPORT={export}: {', '.join(unwritten)} would not reach the job, "
             "since secrets travel in the environment alone; unset it, or set it to ALL"
+        )
+    gres = scrubbed(environ).get("SBATCH_GRES", "")
+    if "gpu" in gres:
+        raise GpusubError(
+            f"environment SBATCH_GRES={gres}: its GPUs would come on top of the job's; unset it"
         )
     return tuple(
         f"{name} is left out: {OVERRULED[name]}"

@@ -71,9 +71,7 @@ def needs_nodes(entry: QueueEntry) -> bool:
     return entry.state == "PENDING" and entry.reason.startswith(_ABOUT_NODES)
 
 
-def explain(
-    entry: QueueEntry, unavailable: Sequence[Unavailable], now: datetime.datetime
-) -> str:
+def explain(entry: QueueEntry, unavailable: Sequence[Unavailable], now: datetime.datetime) -> str:
     """Return why a pending job waits; empty for one that does not wait."""
     if entry.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
         return ""
@@ -86,11 +84,14 @@ def explain(
 def _words(entry: QueueEntry, unavailable: Sequence[Unavailable], now: datetime.datetime) -> str:
     reason = entry.reason.replace("_", " ") or "None"
     if reason in NEVER_STARTS:
-        return f"never starts ({reason}): {NEVER_STARTS[reason]}{_dependency_tail(entry)}"
+        never = NEVER_STARTS[reason]
+        if reason == "DependencyNeverSatisfied" and entry.dependency:
+            never = f"it waits until {dependency(entry.dependency)}"
+        return f"never starts ({reason}): {never}"
     if reason == "Resources":
         return _resources(entry, unavailable, now)
     if reason == "Dependency":
-        return f"waits until {dependency(entry.dependency)}"
+        return f"waits until {dependency(entry.dependency)} (Dependency)"
     if reason == "BeginTime":
         return _begin(entry, now)
     if reason.startswith(("ReqNodeNotAvail", "Nodes required for job")):
@@ -174,11 +175,6 @@ def dependency(text: str) -> str:
         failed = " (it did not)" if match[4] == "(failed)" else ""
         parts.append(f"job {match[2].removesuffix('_*')} {_AFTER[match[1]]}{later}{failed}")
     return (" or " if either else " and ").join(parts)
-
-
-def _dependency_tail(entry: QueueEntry) -> str:
-    never = entry.reason == "DependencyNeverSatisfied"
-    return f", that {dependency(entry.dependency)}" if never and entry.dependency else ""
 
 
 def _begin(entry: QueueEntry, now: datetime.datetime) -> str:

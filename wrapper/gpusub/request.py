@@ -56,7 +56,7 @@ class Request:
 
     ``settings`` holds what profiles can state too (partition, time, …); ``sbatch`` what goes to
     sbatch as it is, by its long option name. ``env`` maps each name to a value, or to None for
-    "as it is in my environment".
+    "as it is in my environment"; ``origins`` says where each variable was asked for.
     """
 
     program: Program
@@ -67,6 +67,7 @@ class Request:
     sbatch: Mapping[str, Value[str | None]] = field(default_factory=dict)
     env: Mapping[str, str | None] = field(default_factory=dict)
     nccl: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     profile: str | None = None
     max_restarts: int = 0

@@ -70,7 +70,7 @@ def under(root: Path) -> tuple[Run, ...]:
         if name.isdigit():
             with contextlib.suppress(OSError):
                 # Of several, the greatest: ids start again only after a controller lost its state.
-                token = os.readlink(root / name)
+                token = str((root / name).readlink())
                 ids[token] = max(int(name), ids.get(token, 0))
     return tuple(
         Run(root / name, ids.get(name))

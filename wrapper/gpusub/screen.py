@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -179,3 +180,9 @@ def size(number: int) -> str:
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:,.3g} TB"
+
+
+def short(path: str) -> str:
+    """Return a path relative to the working directory where that is shorter to read."""
+    here = os.environ.get("PWD") or os.getcwd()
+    return path[len(here) + 1 :] if path.startswith(f"{here.rstrip('/')}/") else path

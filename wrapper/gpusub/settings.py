@@ -32,8 +32,8 @@ DEFAULTS: Mapping[str, Value[Any]] = {
     "constraint": Value(None, "none"),
     "reservation": Value(None, "none"),
     "gpus_per_node": Value(None, "all GPUs of a node"),
-    "cpus_per_gpu": Value(None, "Slurm's DefCpuPerGPU, or the GPU's share"),
-    "mem_per_gpu": Value(None, "Slurm's DefMemPerGPU, or the GPU's share"),
+    "cpus_per_gpu": Value(None, "DefCpuPerGPU, or its share"),
+    "mem_per_gpu": Value(None, "DefMemPerGPU, or its share"),
     "gpu_request": Value("gpus-per-node", BUILT_IN),
     "shared": Value(False, BUILT_IN),
     "rendezvous": Value("c10d", BUILT_IN),
@@ -85,10 +85,10 @@ def effective(
         elif not key.startswith("env."):
             found[key] = stated or DEFAULTS.get(key, Value(None, "not set"))
     for name in sorted(name for name in environ if name.startswith("NCCL_")):
-        found[name] = Value(environ[name], "exported by you; beats the fabric's")
-    name = None if profile.name is None else Value(profile.name, profile.origin)
+        found[name] = Value(environ[name], "your environment")
     masked = {key: Value(_masked(key, v.value), v.origin) for key, v in found.items()}
-    return Effective(name, tuple(known), masked, tuple(files))
+    chosen = None if profile.name is None else Value(profile.name, profile.origin)
+    return Effective(chosen, tuple(known), masked, tuple(files))
 
 
 def _under(prefix: str, values: Mapping[str, Value[Any]]) -> dict[str, Value[Any]]:
@@ -114,7 +114,7 @@ def table(shown: Effective, home: str, cwd: str) -> str:
     """Return the settings as aligned lines of at most 80 columns, where the values allow it."""
 
     def short(path: str) -> str:
-        for base, sign in ((cwd, "."), (home, "~")):
+        for base, sign in ((home, "~"), (cwd, ".")) if home == cwd else ((cwd, "."), (home, "~")):
             if len(base) > 1 and path.startswith(f"{base}/"):
                 return sign + path[len(base) :]
         return path
@@ -165,7 +165,7 @@ def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     lines = []
     for key, value, origin in rows:
         line = f"  {key:<{keys}}  {value:<{values}}  {origin}".rstrip()
-        if len(value) > values or (len(line) > WIDTH and value != "-"):
+        if len(line) > WIDTH and origin:
             lines.append(f"  {key:<{keys}}  {value}".rstrip())
             line = f"  {'':<{keys}}  {'':<{values}}  {origin}".rstrip()
             if len(line) > WIDTH:
@@ -272,9 +272,9 @@ def _variables() -> dict[str, Value[Any]]:
         if key in found or key in _NOT_SHOWN or key not in context.params:
             continue
         stated = given(context, key)
+        value = context.params[key]
         if stated is None:
             continue
-        value = context.params[key]
         if key in ("env", "nccl"):
             for item in value:
                 name, _, text = item.partition("=")
@@ -293,7 +293,9 @@ def _init(target: str) -> int:
     try:
         text = site_file(CommandClient().inventory())
     except SlurmError as error:
-        raise GpusubError(f"Slurm does not say what there is: {error}", ExitCode.UNCERTAIN) from error
+        raise GpusubError(
+            f"Slurm does not say what there is: {error}", ExitCode.UNCERTAIN
+        ) from error
     if target == "-":
         sys.stdout.write(text)
         return 0

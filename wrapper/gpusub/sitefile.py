@@ -38,7 +38,7 @@ _KEYS = """\
 #reservation: maintenance-test
 # GPUs of each node: N or TYPE:N. Default: all of them.
 #gpus_per_node: {gpus}
-# CPUs that go with each GPU. Default: Slurm's DefCpuPerGPU, or the GPU's share of the node.
+# CPUs that go with each GPU. Default: Slurm's DefCpuPerGPU, or the GPU's share.
 #cpus_per_gpu: {cpus}
 # Memory that goes with each GPU. Default: Slurm's DefMemPerGPU, or the GPU's share.
 #mem_per_gpu: {memory}
@@ -48,8 +48,8 @@ _KEYS = """\
 #shared: false
 # How the nodes of a job find each other: c10d or static.
 #rendezvous: c10d
-# The network between the nodes: each key is the NCCL variable of that name, set as written here.
-# What is left out, NCCL finds by itself.
+# The network between the nodes. Each key is an NCCL variable, set as written; what is left out
+# NCCL finds by itself.
 #fabric:
   # infiniband, roce, ethernet or none.
   #type: infiniband
@@ -109,10 +109,8 @@ def site_file(inventory: Inventory) -> str:
         f"default_profile: {_scalar(first.name)}\n",
         "\nprofiles:\n",
     ]
-    parts += [
-        _profile(inventory, partition, kinds, partition is first) for partition, kinds in found
-    ]
-    return "".join(parts)
+    listed = [_profile(inventory, p, kinds, p is first) for p, kinds in found]
+    return "".join(parts) + "\n".join(listed)
 
 
 def _profile(
@@ -139,9 +137,7 @@ def _profile(
     return "\n".join(lines) + "\n"
 
 
-def _facts(
-    inventory: Inventory, partition: Partition, kinds: Sequence[NodeKind]
-) -> list[str]:
+def _facts(inventory: Inventory, partition: Partition, kinds: Sequence[NodeKind]) -> list[str]:
     """Return what Slurm says of a partition, in lines for people."""
     lines = []
     for kind in kinds:

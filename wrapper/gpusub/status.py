@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,16 @@ from typing import Any
 import click
 
 from gpuslurm import commands
-from gpuslurm.client import QueueEntry, SlurmClient, Unavailable
+from gpuslurm.client import QueueEntry, SlurmClient, SlurmError, Unavailable
 from gpusub import reasons, runs, screen, targets
+from gpusub.errors import ExitCode
 from gpusub.runs import Run
 from gpusub.tail import last_lines
 from gpusub.targets import Target
 
 LAST_LINES = 8
+# sbatch's options among the key values.
+_SHOWN = ("time", "partition", "switches")
 
 
 @click.command(context_settings=screen.CONTEXT)
@@ -30,14 +32,18 @@ def status(jobs: tuple[str, ...], as_json: bool) -> int:
     """
     client = commands.CommandClient()
     now = datetime.datetime.now()
-    with targets.answered():
-        entries = client.queue()
     if jobs:
-        return _show_targets(targets.resolve(jobs, client, entries), client, now, as_json)
-    entries = tuple(targets.newest_first(entries))
+        return _show_jobs(jobs, client, now, as_json)
+    with targets.answered():
+        entries = tuple(targets.newest_first(client.queue()))
     out = _unavailable(client, entries)
     if as_json:
-        screen.tell_json([described(entry, runs.of_command(entry.command)) for entry in entries])
+        screen.tell_json(
+            [
+                described(entry, runs.of_command(entry.command), reasons.explain(entry, out, now))
+                for entry in entries
+            ]
+        )
     elif entries:
         screen.tell(*overview(entries, out, now, screen.columns()))
     else:
@@ -45,9 +51,7 @@ def status(jobs: tuple[str, ...], as_json: bool) -> int:
     return 0
 
 
-def _unavailable(
-    client: SlurmClient, entries: Sequence[QueueEntry]
-) -> tuple[Unavailable, ...]:
+def _unavailable(client: SlurmClient, entries: Sequence[QueueEntry]) -> tuple[Unavailable, ...]:
     """Return the nodes that take no job, if that is why one of the jobs waits."""
     if not any(reasons.needs_nodes(entry) for entry in entries):
         return ()
@@ -99,7 +103,7 @@ def times(entry: QueueEntry, now: datetime.datetime) -> str:
     return f"{elapsed} / {screen.duration(entry.limit_s)}"
 
 
-def described(entry: QueueEntry, run: Run | None) -> dict[str, Any]:
+def described(entry: QueueEntry, run: Run | None, why: str) -> dict[str, Any]:
     """Return a job for --json."""
     return {
         "job_id": entry.id,
@@ -111,6 +115,7 @@ def described(entry: QueueEntry, run: Run | None) -> dict[str, Any]:
         "state": entry.state,
         "ended": entry.ended,
         "reason": entry.reason,
+        "why": why or None,
         "nodes": entry.nodes,
         "node_count": entry.node_count,
         "elapsed_s": entry.elapsed_s,
@@ -130,16 +135,32 @@ def described(entry: QueueEntry, run: Run | None) -> dict[str, Any]:
 # -- one job
 
 
+def _show_jobs(
+    jobs: Sequence[str], client: SlurmClient, now: datetime.datetime, as_json: bool
+) -> int:
+    silent = None
+    try:
+        entries = client.queue()
+    except SlurmError as error:
+        # A run directory tells much by itself.
+        silent, entries = str(error), ()
+        screen.note(f"gpusub: Slurm gave no answer: {error}")
+    found = targets.resolve(jobs, None if silent else client, entries)
+    _show_targets(found, client, now, as_json)
+    unknown = any(not t.entries and t.run and t.run.exit_code() is None for t in found)
+    return int(ExitCode.UNCERTAIN) if silent and unknown else 0
+
+
 def _show_targets(
     found: Sequence[Target], client: SlurmClient, now: datetime.datetime, as_json: bool
-) -> int:
+) -> None:
     out = _unavailable(client, [entry for target in found for entry in target.entries])
     if as_json:
         answer: list[dict[str, Any]] = []
         for target in found:
             answer += _described(target, client, out, now)
         screen.tell_json(answer)
-        return 0
+        return
     for index, target in enumerate(found):
         if index:
             screen.tell("")
@@ -150,7 +171,6 @@ def _show_targets(
             tail = last_lines(Path(log), LAST_LINES)
             if tail:
                 screen.tell("", *(screen.plain(line) for line in tail))
-    return 0
 
 
 def _described(
@@ -163,9 +183,7 @@ def _described(
     more = {"log": log_of(target, plan, client), "plan": plan or None}
     if target.entries:
         return [
-            described(entry, target.run)
-            | {"why": reasons.explain(entry, unavailable, now) or None}
-            | more
+            described(entry, target.run, reasons.explain(entry, unavailable, now)) | more
             for entry in target.entries
         ]
     assert target.run is not None
@@ -222,17 +240,21 @@ def detail(
         lines += _forgotten_lines(target.run, plan)
     rows = _plan_rows(plan)
     if target.run:
-        rows.append(("run", short(str(target.run.path)), ""))
+        gone = "" if target.run.path.is_dir() else "removed"
+        rows.append(("run", screen.short(str(target.run.path)), gone))
     if log:
-        rows.append(("log", short(log), ""))
+        rows.append(("log", screen.short(log), ""))
     if target.entries and target.run and target.entries[0].restarts:
         rows.append(("restarts", str(target.entries[0].restarts), ""))
-    lines += [
-        f"  {name:<11} {value}{f'  ({origin})' if origin else ''}" for name, value, origin in rows
-    ]
+    for name, value, origin in rows:
+        line = f"  {name:<11} {value}"
+        # Paths stay whole, to be copied; where a value is from gives way.
+        room = most - screen.width(line) - 4
+        lines.append(line + (f"  ({screen.cut(origin, room)})" if origin and room > 8 else ""))
     if target.former:
         lines.append(
-            f"  Job {target.former.job_id} was also {target.former.token}, which Slurm has forgotten."
+            f"  {screen.short(str(target.former.path))} is of another job "
+            f"{target.former.job_id}, which Slurm has forgotten."
         )
     return lines
 
@@ -248,7 +270,7 @@ def _forgotten_lines(run: Run, plan: Mapping[str, Any]) -> list[str]:
         "FAILED": f"failed ({code})",
         "UNKNOWN": "unknown: it left no exit code",
     }[state]
-    known = "" if runs.value(plan, "local")[0] else "; Slurm does not know it any more"
+    known = "" if runs.value(plan, "local")[0] else "; Slurm does not know it"
     return [f"{run.token}  {name}  {ending}", f"    {what}{known}"]
 
 
@@ -263,23 +285,30 @@ def _name(plan: Mapping[str, Any]) -> str:
 
 def _plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (name, value, origin) of the plan's key values."""
-    rows = []
-    for name, keys in (
-        ("nodes", ("resources", "nodes")),
-        ("GPUs", ("resources", "gpus_per_node")),
-        ("CPUs", ("resources", "cpus_per_task")),
-        ("memory", ("resources", "mem")),
-        ("python", ("python",)),
-        ("rendezvous", ("rendezvous",)),
-    ):
-        value, origin = runs.value(plan, *keys)
-        if value is not None:
-            rows.append((name, _value_words(name, value), origin))
     options = plan.get("options")
-    for option in options if isinstance(options, list) else []:
-        if isinstance(option, dict) and option.get("name") in ("partition", "time", "switches"):
-            found = (str(option["name"]), str(option.get("value")), str(option.get("origin", "")))
-            rows.insert(min(4, len(rows)), found)
+    asked = {
+        str(option["name"]): option
+        for option in (options if isinstance(options, list) else [])
+        if isinstance(option, dict) and "name" in option
+    }
+    found = [
+        ("nodes", *runs.value(plan, "resources", "nodes")),
+        ("GPUs", *runs.value(plan, "resources", "gpus_per_node")),
+        ("CPUs", *runs.value(plan, "resources", "cpus_per_task")),
+        ("memory", *runs.value(plan, "resources", "mem")),
+        *(
+            (n, asked[n].get("value"), str(asked[n].get("origin", "")))
+            for n in _SHOWN
+            if n in asked
+        ),
+        ("python", *runs.value(plan, "python")),
+        ("rendezvous", *runs.value(plan, "rendezvous")),
+    ]
+    rows = [
+        (name, _value_words(name, value), origin)
+        for name, value, origin in found
+        if value is not None
+    ]
     return [(name, screen.plain(value), screen.plain(origin)) for name, value, origin in rows]
 
 
@@ -292,9 +321,3 @@ def _value_words(name: str, value: Any) -> str:
     if name == "memory":
         return "all of a node" if str(value) == "0" else f"{value} a node"
     return str(value)
-
-
-def short(path: str) -> str:
-    """Return a path relative to the working directory where that is shorter to read."""
-    here = os.environ.get("PWD") or os.getcwd()
-    return path[len(here) + 1 :] if path.startswith(f"{here.rstrip('/')}/") else path

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import pwd
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +52,14 @@ def answered() -> Iterator[None]:
         raise GpusubError(f"Slurm gave no answer: {error}", ExitCode.UNCERTAIN) from error
 
 
+def me() -> str:
+    """Return the user's name as Slurm knows it, whatever the environment says."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def newest_first(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
     """Return the jobs in the order of a list for people."""
     return sorted(entries, key=lambda entry: (entry.submitted, entry.id), reverse=True)
@@ -74,9 +84,7 @@ def find(word: str, entries: Sequence[QueueEntry], known: Sequence[Run]) -> Targ
     return _with_run(Target(word, named)) if named else None
 
 
-def of_run(
-    word: str, run: Run | None, token: str, entries: Sequence[QueueEntry]
-) -> Target | None:
+def of_run(word: str, run: Run | None, token: str, entries: Sequence[QueueEntry]) -> Target | None:
     """Return the target of a run directory, with what Slurm knows of its job."""
     found = tuple(e for e in entries if token in Path(e.command).parts)
     if run is None and not found:
@@ -117,11 +125,11 @@ def nearest(word: str, entries: Sequence[QueueEntry], known: Sequence[Run]) -> s
 
 
 def resolve(
-    words: Sequence[str], client: SlurmClient, entries: Sequence[QueueEntry]
+    words: Sequence[str], client: SlurmClient | None, entries: Sequence[QueueEntry]
 ) -> list[Target]:
     """Return what each word names; other people's jobs are found by id alone.
 
-    ``entries`` are the user's own jobs.
+    ``entries`` are the user's own jobs; without a client run directories are all that is left.
 
     Raises:
         GpusubError: a word names nothing, and this line names what is nearest.
@@ -130,7 +138,7 @@ def resolve(
     targets = []
     for word in words:
         target = _path(word, entries) if "/" in word else find(word, entries, known)
-        if target is None and word.isdigit():
+        if target is None and client and word.isdigit():
             with answered():
                 others = client.queue([int(word)])
             target = Target(word, others) if others else None
