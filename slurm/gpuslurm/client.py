@@ -31,6 +31,7 @@ class Partition:
     default: bool
     state: str
     nodes: int
+    min_nodes: int = 0
     max_nodes: int | None = None
     max_time_s: int | None = None
     max_cpus_per_node: int | None = None
@@ -171,10 +172,14 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class Accepted:
-    """sbatch's answer: the job's id, and the cluster's name where several are federated."""
+    """sbatch's answer: the job's id, and the cluster's name where several are federated.
+
+    ``message`` is what sbatch or a site's wrapper of it said beside, for people.
+    """
 
     job_id: int
     cluster: str | None = None
+    message: str = ""
 
 
 class SlurmClient(Protocol):

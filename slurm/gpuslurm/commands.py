@@ -294,7 +294,7 @@ class CommandClient:
         job_id, _, cluster = done.stdout.strip().partition(";")
         if not job_id.isdigit():
             raise SlurmAmbiguousError(f"sbatch printed {done.stdout!r} in place of a job id")
-        return Accepted(int(job_id), cluster or None)
+        return Accepted(int(job_id), cluster or None, done.stderr)
 
 
 def become_step(

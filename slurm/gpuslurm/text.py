@@ -105,6 +105,7 @@ def _partition(pairs: dict[str, str]) -> Partition:
         default=pairs.get("Default") == "YES",
         state=pairs.get("State", "UP"),
         nodes=int(pairs.get("TotalNodes", "0")),
+        min_nodes=limit(pairs.get("MinNodes", "0")) or 0,
         max_nodes=limit(pairs.get("MaxNodes", "UNLIMITED")),
         max_time_s=seconds(pairs.get("MaxTime", "UNLIMITED")),
         max_cpus_per_node=limit(pairs.get("MaxCPUsPerNode", "UNLIMITED")),
@@ -129,13 +130,16 @@ def node_kinds(text: str) -> tuple[NodeKind, ...]:
         if len(columns) != 8 or columns[1] == "0":
             continue
         partition, count, cpus, memory, topology, gres, features, names = columns
+        sockets, cores, threads = (int(part.rstrip("+") or 1) for part in topology.split(":"))
+        # A node may be configured with its cores as CPUs; then threads are not given out.
+        whole = int(cpus.rstrip("+")) == sockets * cores * threads
         kinds.append(
             NodeKind(
                 partition=partition.rstrip("*"),
                 names=names,
                 count=int(count),
                 cpus=int(cpus.rstrip("+")),
-                threads_per_core=int(topology.rpartition(":")[2].rstrip("+") or 1),
+                threads_per_core=threads if whole else 1,
                 memory_mb=int(memory.rstrip("+")),
                 gpus=gpus_of_gres(gres),
                 features=frozenset(features.split(",")) - {"(null)"},

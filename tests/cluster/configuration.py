@@ -161,7 +161,8 @@ class Layout:
 
     def hosts(self) -> str:
         """/etc/hosts of the whole cluster: slurmctld looks addresses up in reverse, too."""
-        lines = ["127.0.0.1 localhost", f"{LOGIN} login", f"{CONTROLLER} controller"]
+        lines = ["127.0.0.1 localhost", "::1 localhost", "::ffff:127.0.0.1 localhost"]
+        lines += [f"{LOGIN} login", f"{CONTROLLER} controller"]
         lines += [f"{node.address} {node.name}" for node in self.nodes]
         # torch's store listens on IPv6 and looks its clients up by these.
         lines += [f"::ffff:{node.address} {node.name}" for node in self.nodes]

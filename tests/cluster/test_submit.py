@@ -468,3 +468,102 @@ def test_local_runs_the_same_script_on_the_login_node(cluster: Cluster, home: Pa
     assert [report["argv"] for report in found] == [["report.py", *HOSTILE]] * 2
     assert queue(cluster) == before
     assert "REPORT" in log_of(home)
+
+
+@pytest.mark.parametrize(
+    "redirected", [">&-", ">/dev/full", "| true", "2>&-", "2>/dev/full", "--parsable >/dev/full"]
+)
+def test_an_accepted_job_is_no_failure_whoever_reads_of_it(
+    cluster: Cluster, home: Path, redirected: str
+) -> None:
+    script = f"set -o pipefail; gpusub --gpus-per-node=1 report.py {redirected}"
+    if redirected.startswith("--"):
+        script = script.replace("report.py --parsable", "--parsable report.py")
+    done = cluster.run(["bash", "-c", script], check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    if ">/dev/full" in redirected and "2>" not in redirected:
+        assert re.search(r"job \d+ was accepted", done.stderr)
+    assert len(list(home.glob(".gpusub/20*-*"))) == 1
+
+
+def test_what_a_sites_hooks_print_does_not_reach_the_launch(cluster: Cluster, home: Path) -> None:
+    cluster.hook("task_prolog", "#!/bin/sh\necho print Welcome to the ok cluster\n")
+    write(home / "env.sh", "echo 0 gpu-99 12345 ok hello\n")
+    found = follow(
+        cluster, "-N2", "--gpus-per-node=1", "report.py", env={"BASH_ENV": f"{HOME}/env.sh"}
+    )
+    assert [report["RANK"] for report in found] == ["0", "1"]
+
+
+@pytest.mark.parametrize("name", ["torch.py", "torch/__init__.py", "types.py", "email.py"])
+def test_a_file_in_the_working_directory_is_not_run_in_the_launchers_place(
+    cluster: Cluster, home: Path, name: str
+) -> None:
+    write(home / name, "raise SystemExit('not me')\n")
+    write(home / "src" / "report.py", REPORT)
+    (report,) = follow(cluster, "--gpus-per-node=1", "src/report.py")
+    assert report["argv"] == ["src/report.py"]
+
+
+def test_what_setup_provides_is_there_for_the_look_too(cluster: Cluster, home: Path) -> None:
+    python = cluster.run(["python", "-c", "import torch; print(torch.__path__[0])"]).stdout
+    packages = str(Path(python.strip()).parent)
+    write(
+        home / "gpusub.yaml",
+        f'default_profile: p\nprofiles:\n  p:\n    setup: ["export PYTHONPATH={packages}"]\n',
+    )
+    found = follow(cluster, "--gpus-per-node=1", "--python", "/usr/bin/python3", "report.py")
+    assert len(found) == 1
+
+
+def test_a_users_file_that_is_named_like_a_job_stays(cluster: Cluster, home: Path) -> None:
+    for number in range(1, 300):
+        write(home / "data" / str(number), "precious")
+    cluster.run(["gpusub", "--wait", "--gpus-per-node=1", "--run-root", "data", "--", "true"])
+    for number in range(1, 300):
+        assert (home / "data" / str(number)).read_text() == "precious"
+
+
+def test_a_log_that_was_there_is_not_shown_again(cluster: Cluster, home: Path) -> None:
+    for words in ("first", "second"):
+        done = cluster.run(
+            ["gpusub", "--follow", "--gpus-per-node=1", "-o", "same.log", "--", "echo", words]
+        )
+    assert "second" in done.stdout
+    assert "first" not in done.stdout
+    assert "first" in (home / "same.log").read_text()
+
+
+def test_what_sbatch_says_beside_is_passed_on(cluster: Cluster, home: Path) -> None:
+    write(
+        home / "bin/sbatch", '#!/bin/sh\necho "3 GPU-hours left" >&2\nexec /usr/bin/sbatch "$@"\n'
+    )
+    (home / "bin/sbatch").chmod(0o755)
+    path = cluster.run(["sh", "-c", "echo $PATH"]).stdout.strip()
+    done = cluster.run(["gpusub", "report.py"], env={"PATH": f"{HOME}/bin:{path}"})
+    assert "3 GPU-hours left" in done.stderr
+
+
+@pytest.mark.parametrize("number", ["INT", "QUIT", "TERM", "HUP"])
+def test_a_signal_to_a_local_run_leaves_no_worker(
+    cluster: Cluster, home: Path, number: str
+) -> None:
+    write(home / "sleep.py", "import time\nprint('there', flush=True)\ntime.sleep(321)\n")
+    script = (
+        # A shell lets what it starts in the background ignore SIGINT and SIGQUIT.
+        "env --default-signal=INT,QUIT gpusub --local sleep.py & p=$!; "
+        "for i in $(seq 200); do grep -qs there .gpusub/*/log.out && break; sleep 0.1; done; "
+        f"kill -{number} $p; wait $p; echo code $?; sleep 0.3; ps -eo args | grep '[s]leep.py'"
+    )
+    done = cluster.run(["bash", "-c", script], check=False, timeout=90)
+    assert re.search(r"code (1|13\d|14\d)$", done.stdout, re.MULTILINE)
+    assert "-u sleep.py" not in done.stdout
+
+
+def test_a_planted_name_reaches_the_job_if_asked_for(cluster: Cluster, home: Path) -> None:
+    done = cluster.run(
+        ["gpusub", "--follow", "--gpus-per-node=1", "--env", "PMIX_X", "--", "printenv", "PMIX_X"],
+        env={"PMIX_X": "mine"},
+    )
+    assert "mine" in done.stdout.splitlines()

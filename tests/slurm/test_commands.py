@@ -221,7 +221,7 @@ class TestOddCommands:
             ("echo 42", Accepted(42)),
             ("echo '42;c2'", Accepted(42, "c2")),
             # sbatch repeats by itself what the controller has no room for, and says so.
-            ("echo 'sleeping and retrying' >&2; echo 42", Accepted(42)),
+            ("echo 'sleeping' >&2; echo 42", Accepted(42, message="sleeping\n")),
             (
                 'test "$*" = "--parsable --nodes=1 /x/job.sh" && test $PWD = / && echo 42',
                 Accepted(42),

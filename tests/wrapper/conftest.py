@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from gpuslurm.client import Defaults, Inventory, NodeKind, Partition
+from gpuslurm.client import Defaults, Inventory, NodeKind, Partition, QueueEntry
 from gpusub import profile as profiles
 from gpusub.plan import Plan, make_plan
 from gpusub.profile import Profile
@@ -137,12 +137,16 @@ def profile_of() -> Callable[..., Profile]:
     """Make a profile, every key stated in the file ``site``."""
 
     def make(
-        fabric: dict[str, Any] | None = None, env: dict[str, str] | None = None, **settings: Any
+        fabric: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        fabrics: dict[str, dict[str, Any]] | None = None,
+        **settings: Any,
     ) -> Profile:
         def stated(values: dict[str, Any] | None) -> dict[str, Value[Any]]:
             return {key: Value(value, "profile p (site)") for key, value in (values or {}).items()}
 
-        return Profile("p", stated(settings), stated(fabric), stated(env))
+        blocks = {name: stated(block) for name, block in (fabrics or {}).items()}
+        return Profile("p", stated(settings), stated(fabric), stated(env), blocks)
 
     return make
 
@@ -171,5 +175,42 @@ def plan_of(work: Path) -> Callable[..., Plan]:
             "20261130-191500-4f3a9c81",
             run_dir or work / ".gpusub" / "20261130-191500-4f3a9c81",
         )
+
+    return make
+
+
+@pytest.fixture
+def entry_of() -> Callable[..., QueueEntry]:
+    """Make a line of the queue: by default a running job of two nodes."""
+
+    def make(**fields: Any) -> QueueEntry:
+        number = fields.get("id", 42)
+        usual: dict[str, Any] = {
+            "id": number,
+            "array_id": number,
+            "tasks": "",
+            "shown": str(number),
+            "user": "researcher",
+            "name": "train",
+            "partition": "gpu",
+            "state": "RUNNING",
+            "reason": "",
+            "nodes": "" if fields.get("state") == "PENDING" else "gpu-[5,9]",
+            "node_count": 2,
+            "elapsed_s": 72,
+            "limit_s": 14_400,
+            "submitted": "2026-11-30T20:30:00",
+            "eligible": "2026-11-30T20:30:00",
+            "start": "",
+            "end": "",
+            "dependency": "",
+            "switches": 0,
+            "switches_wait_s": 0,
+            "restarts": 0,
+            "exit_code": 0,
+            "signal": 0,
+            "command": "/w/.gpusub/20261130-191500-4f3a9c81/job.sh",
+        }
+        return QueueEntry(**{**usual, **fields})
 
     return make

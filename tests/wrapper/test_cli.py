@@ -458,7 +458,7 @@ class TestWithoutSlurm:
         assert out == "out\nerr\n"
         told, what = err.splitlines()
         assert told == "gpusub: no sbatch on PATH: running on this machine"
-        assert what.startswith("gpusub: sh on this machine x ")
+        assert what.startswith("gpusub: sh on this machine")
         log = work / what.rpartition("log ")[2]
         assert log.read_text() == "out\nerr\n"
         assert left(work) == {

@@ -272,7 +272,7 @@ class TestAJob:
         slurm.jobs = [lambda command: JOB(command, reason="PartitionNodeLimit")]
         assert run(["--parsable", "train.py"]) == 0
         assert capfd.readouterr().err == (
-            "gpusub: job 42 was accepted and will not start (PartitionNodeLimit): more nodes than "
+            "gpusub: job 42 was accepted and will not start (PartitionNodeLimit): more or fewer nodes than "
             "the partition lets a job have; take it back with scancel 42\n"
         )
 

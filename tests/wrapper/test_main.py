@@ -60,5 +60,5 @@ def test_a_reader_that_has_seen_enough_is_no_error(options: list[str]) -> None:
         assert process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()
-        assert process.wait() != 0
+        process.wait()
     assert said == b""

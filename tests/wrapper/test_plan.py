@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpusub.errors import GpusubError
-from gpusub.plan import Option, Plan, plain
+from gpusub.plan import NodeFabric, Option, Plan, Variable, plain
 from gpusub.profile import Profile
 from gpusub.request import BUILT_IN, Nodes, Program, Value
 from gpusub.resources import Machine
@@ -449,3 +449,48 @@ def test_the_plan_is_json(request_of: Make, plan_of: Make, profile_of: Make) -> 
 def test_this_machine(request_of: Make, plan_of: Make) -> None:
     plan = plan_of(request_of(local=True), facts=Machine(0, 4))
     assert (plan.resources.workers, plan.options, plan.local) == (1, (), True)
+
+
+class TestFabricByNode:
+    def test_each_block_is_kept_apart_with_its_origin(
+        self, request_of: Make, plan_of: Make, profile_of: Make
+    ) -> None:
+        profile = profile_of(
+            fabric={"pkey": 1},
+            fabrics={"h100": {"service_level": 5, "type": "infiniband"}, "ndr": {"pkey": 2}},
+        )
+        plan = plan_of(request_of(), profile)
+        assert Variable("NCCL_IB_PKEY", "1", f"{SITE}: fabric.pkey") in plan.variables
+        assert plan.fabrics == (
+            NodeFabric(
+                "h100", (Variable("NCCL_IB_SL", "5", f"{SITE}: fabric.h100.service_level"),)
+            ),
+            NodeFabric("ndr", (Variable("NCCL_IB_PKEY", "2", f"{SITE}: fabric.ndr.pkey"),)),
+        )
+        assert plan.warnings == ()
+        read = json.loads(json.dumps(plain(plan)))["fabrics"]
+        assert read[0]["variables"][0]["name"] == "NCCL_IB_SL"
+
+    def test_what_beats_the_profile_is_in_no_block(
+        self, request_of: Make, plan_of: Make, profile_of: Make
+    ) -> None:
+        profile = profile_of(
+            fabrics={"h100": {"service_level": 5, "traffic_class": 6, "pkey": 7, "gid_index": 8}},
+            env={"NCCL_IB_PKEY": "1"},
+        )
+        request = request_of(nccl={"NCCL_IB_SL": "2"}, env={"NCCL_IB_GID_INDEX": "4"})
+        plan = plan_of(request, profile, environ={"NCCL_IB_TC": "3"})
+        assert plan.fabrics == (NodeFabric("h100", ()),)
+
+    def test_blocks_for_none_of_the_nodes_are_told_of(
+        self, request_of: Make, plan_of: Make, profile_of: Make
+    ) -> None:
+        plan = plan_of(request_of(), profile_of(fabrics={"H100": {"pkey": 1}, "a100": {}}))
+        assert plan.warnings == (
+            "profile p: none of its fabrics (H100, a100) is for partition gpu; GPU types and "
+            "features there: h100, ndr",
+        )
+
+    def test_this_machine_has_none(self, request_of: Make, plan_of: Make, profile_of: Make) -> None:
+        plan = plan_of(request_of(local=True), profile_of(fabrics={"h100": {"pkey": 1}}))
+        assert plan.fabrics == ()

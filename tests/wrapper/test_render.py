@@ -129,8 +129,9 @@ PYTHON = """\
 # Stands in for Python with torch: says its version, starts what torch.distributed.run is to
 # start, and for a program shows the words that it got.
 case "$1" in
-  -c) echo "a warning" >&2; echo "Python 3.11.7, torch 2.13.0" ;;
-  -m) while [ "$1" != -- ]; do shift; done; shift; exec "$@" ;;
+  -c)
+    if [ $# -gt 2 ]; then while [ "$1" != -- ]; do shift; done; shift; exec "$@"; fi
+    echo "a warning" >&2; echo "Python 3.11.7, torch 2.13.0" ;;
   *) printf '%s\\0' "$@" >"$GPUSUB_TEST_OUT" ;;
 esac
 """
@@ -379,7 +380,9 @@ class TestLook:
         done = runner.run(plan, "look", str(port), env=env)
         assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.count(b"\n") == 1
-        return done.stdout.decode().split()
+        mark, *words = done.stdout.decode().split()
+        assert mark == "gpusub-look"
+        return words
 
     @pytest.fixture
     def plan(self, runner: Runner, request_of: Make, plan_of: Make) -> Plan:
@@ -651,7 +654,7 @@ def test_templates_lie_beside_the_package() -> None:
     [
         ({}, "train on 1 node x 8 GPUs"),
         ({"nodes": "2-4", "gpus_per_node": "1"}, "train on 2-4 nodes x 1 GPU"),
-        ({"nodes": "2", "gpus_per_node": "0"}, "train on 2 nodes x CPUs only"),
+        ({"nodes": "2", "gpus_per_node": "0"}, "train on 2 nodes, on CPUs"),
         ({"local": True}, "train on this machine x 2 GPUs"),
     ],
 )
@@ -662,3 +665,68 @@ def test_in_a_few_words(
     nodes = Value(Nodes(int(least), int(most or least)), "option --nodes")
     local = changes.pop("local", False)
     assert headline(plan_of(request_of(settings=changes, nodes=nodes, local=local))) == words
+
+
+class TestFabricByNode:
+    NODES = (
+        "NodeName=gpu-1 Arch=x86_64 AvailableFeatures=ndr,x ActiveFeatures=ndr,x "
+        "Gres=gpu:h100:8(S:0-1),nvme:1 NodeAddr=gpu-1 Reason=Gres=gpu:t4:1\n"
+        "NodeName=gpu-2 Arch=x86_64 AvailableFeatures=(null) ActiveFeatures=(null) "
+        "Gres=shard:2,gpu:a100:4 NodeAddr=gpu-2\n"
+        "NodeName=gpu-3 Arch=x86_64 AvailableFeatures=ndr ActiveFeatures=x,ndr Gres=gpu:8\n"
+        "NodeName=gpu-30 AvailableFeatures=ndr,a100 ActiveFeatures=x Gres=gpu:h100_2g:8\n"
+    )
+
+    @pytest.fixture
+    def job(self, plan_of: Make, request_of: Make, profile_of: Make, tmp_path: Path) -> Path:
+        fabrics = {
+            "h100": {"service_level": 5},
+            "ndr": {"pkey": 1},
+            "a100": {"hcas": ("mlx5_0:1", "mlx5_1:1")},
+        }
+        plan = plan_of(request_of(Program("command", "true")), profile_of(fabrics=fabrics))
+        path = tmp_path / "job.sh"
+        path.write_text(render(plan))
+        return path
+
+    @pytest.mark.parametrize(
+        ("node", "variables"),
+        [
+            ("gpu-1", {"NCCL_IB_SL": "5"}),  # its feature fits as well, and stands behind
+            ("gpu-2", {"NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1"}),
+            ("gpu-3", {"NCCL_IB_PKEY": "1"}),
+            ("gpu-30", {}),
+        ],
+    )
+    def test_a_node_gets_the_first_that_fits_it(
+        self, node: str, variables: dict[str, str], job: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "nodes").write_text(self.NODES)
+        functions = job.read_text().partition("\ncase ${1-batch}")[0]
+        script = (
+            f"{functions}\nscontrol() {{ cat {tmp_path}/nodes; }}\n"
+            f"SLURM_JOB_NODELIST=x SLURM_JOB_NUM_NODES=4 SLURMD_NODENAME={node}\n"
+            "environment && fabric && env | grep ^NCCL_"
+        )
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        lines = done.stdout.splitlines()
+        assert done.stderr == ""
+        assert dict(line.split("=") for line in lines if "NCCL_" in line) == variables
+        assert sorted(line for line in lines if "NCCL_" not in line) == [
+            f"gpusub: fabric {name} on 1 of 4 node(s)" for name in ("a100", "h100", "ndr")
+        ]
+
+    def test_a_controller_that_does_not_say_ends_the_job(self, job: Path) -> None:
+        functions = job.read_text().partition("\ncase ${1-batch}")[0]
+        script = f"{functions}\nscontrol() {{ return 1; }}\nSLURM_JOB_NODELIST=x\nenvironment"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stderr == "gpusub: Slurm does not say which GPUs the nodes of this job have\n"
+
+    @pytest.mark.skipif(not shutil.which("shellcheck"), reason="no shellcheck here")
+    def test_shellcheck_finds_nothing(self, job: Path) -> None:
+        done = subprocess.run(
+            ["shellcheck", "--exclude=SC2016,SC1003,SC2034", job],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout == ""

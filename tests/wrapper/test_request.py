@@ -137,7 +137,6 @@ def test_what_is_no_time_limit_is_refused(text: str) -> None:
         ("wait-all-nodes=1", "wait-all-nodes", "1"),
         ("time-min=1", "time-min", "1"),
         ("mem-bind=local", "mem-bind", "local"),
-        ("export-file=x", "export-file", "x"),
     ],
 )
 def test_other_options_of_sbatch_pass(text: str, name: str, value: str | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -38,10 +39,10 @@ def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
     found = targets.resolve(jobs, client, entries)
     # All of them are looked at before the first one is cancelled.
     words = list(dict.fromkeys(_checked(target) for target in found))
-    over = {entry.id for target in found for entry in target.entries if entry.ended}
+    before = {entry.id: entry for target in found for entry in target.entries}
     with targets.answered():
         client.cancel(words)
-    left = [entry for entry in _wait(client, words) if entry.id not in over]
+    left = _left(words, _wait(client, words), before)
     if as_json:
         screen.tell_json([_described(entry) for entry in left])
     else:
@@ -95,6 +96,20 @@ def _wait(client: SlurmClient, words: Sequence[str]) -> tuple[QueueEntry, ...]:
         if all(entry.ended for entry in entries) or time.monotonic() > deadline:
             return entries
         time.sleep(POLL_S)
+
+
+def _left(
+    words: Sequence[str], after: Sequence[QueueEntry], before: Mapping[int, QueueEntry]
+) -> list[QueueEntry]:
+    """Return what became of the jobs, without those that had ended before."""
+    left = [entry for entry in after if not (entry.id in before and before[entry.id].ended)]
+    for word in words:
+        # Of a task that had not started Slurm keeps nothing.
+        if not targets.find(word, after, ()):
+            known = targets.find(word, list(before.values()), ())
+            assert known is not None
+            left.append(replace(known.entries[0], shown=word, state="CANCELLED"))
+    return left
 
 
 def _outcome(entry: QueueEntry) -> str:

@@ -221,7 +221,7 @@ def _run_options(command: F) -> F:
     },
     epilog=EPILOG,
     options_metavar="[OPTIONS] SCRIPT [ARGS…]",
-    add_help_option=True,
+    add_help_option=False,
 )
 @_resource_options
 @_run_options
@@ -232,6 +232,8 @@ def _run_options(command: F) -> F:
     message="%(prog)s %(version)s",
     allow_from_autoenv=False,
 )
+# Click's own one is set by GPUSUB_HELP before click 8.2.
+@click.help_option("-h", "--help", allow_from_autoenv=False)
 @click.pass_context
 def submit(context: click.Context, /, **_options: Any) -> int:
     """Train on GPU nodes of a Slurm cluster.
@@ -243,6 +245,9 @@ def submit(context: click.Context, /, **_options: Any) -> int:
 
     try:
         return submit_command(_request(context), context.params)
+    except BrokenPipeError:
+        # Nobody reads on; a job goes on all the same. (click would make this a plain 1.)
+        return 128 + 13
     except GpusubError:
         if context.params["debug"]:
             import traceback
@@ -427,8 +432,6 @@ def run(argv: Sequence[str]) -> int:
         return _fail(str(error), error.code)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # nobody reads on; a job goes on all the same
-        return 128 + 13
     return code if isinstance(code, int) else 0
 
 

@@ -16,6 +16,7 @@ from gpuslurm import commands
 from gpuslurm.client import SlurmAmbiguousError, SlurmClient, SlurmError, SlurmUnreachableError
 from gpusub import revision
 from gpusub.errors import ExitCode, GpusubError
+from gpusub.output import note, write
 from gpusub.request import BUILT_IN, Request, Value
 from gpusub.revision import RevisionQuestion
 
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
     from gpusub.plan import Plan
     from gpusub.resources import Machine
     from gpusub.submission import Submission
-
-
-def note(line: str) -> None:
-    """Say something to the person, on stderr."""
-    sys.stderr.write(f"{line}\n".encode(errors="backslashreplace").decode())
-    sys.stderr.flush()
 
 
 def submit_command(request: Request, params: Mapping[str, Any]) -> int:
@@ -50,7 +45,7 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
         from gpusub.submission import submit
 
         profile_name = Value(request.profile, "--profile") if request.profile else None
-        profile = load(Path.home(), request.cwd, profile_name)
+        profile = load(_home(), request.cwd, profile_name)
         python = None
         if request.program.kind != "command":
             python = interpreter.find(request.python, environ, request.cwd)
@@ -65,15 +60,31 @@ def submit_command(request: Request, params: Mapping[str, Any]) -> int:
         plan = make_plan(request, profile, facts.answer(), python, environ, token, run_dir, digest)
         script = render(plan, request.cwd)
         extra = revision.files(git.answer())
-    for warning in plan.warnings:
+    for warning in (*plan.warnings, *interpreter.doubts(python, environ)):
         note(f"gpusub: {warning}")
     if params["dry_run"]:
         return _dry_run(plan, script, params["as_json"])
-    hidden = secrets(request, profile)
+    own = [name for name, value in request.env.items() if value is None]
+    hidden = {**secrets(request, profile), **{name: environ[name] for name in own}}
     if plan.local:
         return _run_here(plan, script, extra, environ, hidden, params)
+    log_start = _size(plan.log.value)
     submission = submit(plan, script, client, environ, hidden, request.cwd, extra)
-    return _after(plan, submission, client, params)
+    return _after(plan, submission, client, params, log_start)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - Path's raises where a name is too long
+    except OSError:
+        return 0
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # neither HOME nor a line in passwd
+        return Path("/nonexistent")
 
 
 def _without_slurm(request: Request) -> Request:
@@ -163,13 +174,18 @@ def _dry_run(plan: Plan, script: str, as_json: bool) -> int:
 
         options = " ".join(shlex.quote(option.text) for option in plan.options)
         note(f"gpusub: would run: sbatch {options} {shlex.quote(plan.run_dir + '/job.sh')}")
-    sys.stdout.buffer.write(script.encode(errors="surrogateescape"))
+    try:
+        sys.stdout.buffer.write(script.encode(errors="surrogateescape"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except (AttributeError, OSError) as error:
+        raise GpusubError(f"--dry-run: the script cannot be written: {error}") from error
     return 0
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
-    sys.stdout.flush()
+    write(sys.stdout, json.dumps(value, indent=1, default=str) + "\n")
 
 
 def _run_here(
@@ -214,15 +230,24 @@ def _short(path: str) -> str:
 
 
 def _after(
-    plan: Plan, submission: Submission, client: SlurmClient, params: Mapping[str, Any]
+    plan: Plan,
+    submission: Submission,
+    client: SlurmClient,
+    params: Mapping[str, Any],
+    log_start: int,
 ) -> int:
-    """Tell of the submission, and follow or wait if asked to."""
+    """Tell of the submission, and follow or wait if asked to.
+
+    What stood in the log before ``log_start`` is of an earlier job.
+    """
+    cluster = f";{submission.cluster}" if submission.cluster else ""
+    line = f"Submitted batch job {submission.job_id}"
     if params["parsable"]:
-        cluster = f";{submission.cluster}" if submission.cluster else ""
-        sys.stdout.write(f"{submission.job_id}{cluster}\n")
-    elif not params["as_json"]:
-        sys.stdout.write(f"Submitted batch job {submission.job_id}\n")
-    sys.stdout.flush()
+        line = f"{submission.job_id}{cluster}"
+    if not params["as_json"] and not write(sys.stdout, f"{line}\n"):
+        note(f"gpusub: job {submission.job_id} was accepted")
+    for said in submission.message.splitlines():
+        note(said)
     submission = _looked_at(plan, submission, client)
     answer: dict[str, Any] = {
         "job_id": submission.job_id,
@@ -239,7 +264,11 @@ def _after(
         return 0
     from gpusub.follow import Tail, follow
 
-    tail = Tail(Path(submission.log), sys.stdout.buffer) if params["follow"] else None
+    tail = None
+    if params["follow"] and "%" in submission.log and plan.log.origin != BUILT_IN:
+        note(f"gpusub: only Slurm knows where {submission.log} is; its log is not shown")
+    elif params["follow"] and sys.stdout is not None:
+        tail = Tail(Path(submission.log), sys.stdout.buffer, log_start)
     try:
         ending = follow(client, submission, tail, lambda words: note(f"gpusub: {words}"))
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
@@ -27,7 +28,8 @@ VARIABLE = "_GPUSUB_COMPLETE"
 # Slurm's commands wait for a controller that is down for longer than a person for a TAB.
 DEADLINE_S = 2.0
 
-Items = list[CompletionItem[str]]
+# Before click 8.5 a CompletionItem has no parameter.
+Items: TypeAlias = "list[CompletionItem[str]]"
 
 # The words behind a command that click does not take apart by itself.
 _POSITIONS: Mapping[str, tuple[str, ...]] = {"exec": ("job", "file")}
@@ -60,7 +62,8 @@ def complete(instruction: str) -> int:
         return 0
     with contextlib.suppress(Exception, _TimeIsUp), _silence(), _deadline():
         said = shell_complete.complete()
-        sys.stdout.buffer.write(f"{said}\n".encode(errors="surrogateescape"))
+        if said:
+            sys.stdout.buffer.write(f"{said}\n".encode(errors="surrogateescape"))
     return 0
 
 

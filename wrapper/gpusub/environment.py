@@ -77,4 +77,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 def secret(name: str) -> bool:
     """Whether a variable of this name is likely to hold a secret."""
     name = name.upper()
-    return name.rpartition("_")[2] in {"TOKEN", "KEY", "SECRET"} or "PASSWORD" in name
+    last = name.rpartition("_")[2]
+    return last in {"TOKEN", "KEY", "SECRET", "PASS", "PAT", "APIKEY", "CREDENTIALS"} or any(
+        word in name for word in ("PASSWORD", "PASSWD", "PASSPHRASE")
+    )

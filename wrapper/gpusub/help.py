@@ -23,7 +23,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Settings": ("profile", "template", "run_root"),
     "Launch and output": (
         *("local", "dry_run", "follow", "wait", "output", "parsable", "as_json", "strict"),
-        *("debug", "version"),
+        *("debug", "version", "help"),
     ),
 }
 _COLUMN = 24
@@ -48,7 +48,11 @@ def write(
     width = min(max(len(first) for _, rows in groups for first, _ in rows), _COLUMN)
     for title, rows in groups:
         with formatter.section(title):
-            formatter.write_dl([(first.ljust(width), words) for first, words in rows], _COLUMN + 2)
+            formatter.write_dl(
+                # Nobody has to be told that a number cannot be negative.
+                [(first.ljust(width), words.removesuffix("  [x>=0]")) for first, words in rows],
+                _COLUMN + 2,
+            )
 
 
 def _grouped(
@@ -60,6 +64,6 @@ def _grouped(
         there = [rows.pop(name) for name in names if name in rows]
         if there:
             groups.append((title, there))
-    # That of --help, whatever click calls it, and of options without a group.
-    groups[-1][1].extend(rows.values())
+    if rows:
+        groups.append(("More", list(rows.values())))
     return groups

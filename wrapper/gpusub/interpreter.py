@@ -11,6 +11,19 @@ from gpusub.errors import GpusubError
 from gpusub.request import Value
 
 
+def doubts(chosen: Value[str] | None, environ: Mapping[str, str]) -> list[str]:
+    """Return what to say where the environment's variables and PATH name different Pythons."""
+    if chosen is None or not chosen.origin.startswith("environment "):
+        return []
+    first = shutil.which("python", path=environ.get("PATH"))
+    if first is None or os.path.realpath(first) == os.path.realpath(chosen.value):
+        return []
+    if Path(first).parent == Path(chosen.value).parent:
+        return []
+    variable = chosen.origin.removeprefix("environment ")
+    return [f"running {chosen.value}, by {variable}; PATH has {first} (--python chooses)"]
+
+
 def find(asked: str | None, environ: Mapping[str, str], cwd: Path) -> Value[str]:
     """Return the interpreter's absolute path and how it was chosen.
 

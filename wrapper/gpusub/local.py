@@ -46,22 +46,27 @@ def run(
 ) -> Ending:
     """Run the script to its end and return it; the log goes to the run directory and ``tail``.
 
-    A SIGTERM or SIGHUP that reaches this process is passed on to the program. The terminal sends
-    Ctrl-C to both by itself.
+    The program has a process group of its own. A SIGTERM or SIGHUP that reaches this process is
+    passed on to its launcher, which passes it on to the workers; a SIGINT or SIGQUIT to all of
+    them, as a terminal does.
     """
     run_dir = Path(plan.run_dir)
     early: list[int] = []
+    stop_at: list[float] = []
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         if process is None:
             early.append(number)
+        elif number in (signal.SIGINT, signal.SIGQUIT):
+            stop_at.append(time.monotonic() + STOP_TIMEOUT_S)
+            _kill_group(process, number)
         else:
             process.send_signal(number)
 
     before = {
         number: signal.signal(number, pass_on)
-        for number in (signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
         # Under nohup(1) the program ignores SIGHUP too, and must not be sent it.
         if signal.getsignal(number) != signal.SIG_IGN
     }
@@ -69,14 +74,16 @@ def run(
         with open(plan.log.value, "ab") as log:
             process = subprocess.Popen(
                 ["/bin/bash", str(run_dir / "job.sh")],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=plan.cwd,
                 env={**scrubbed(environ), **secrets},
+                start_new_session=True,
             )
         for number in early:
-            process.send_signal(number)
-        code = _wait(process, tail)
+            pass_on(number, None)
+        code = _wait(process, tail, stop_at)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -107,18 +114,22 @@ def _show_failure(plan: Plan, tail: Tail | None) -> None:
     _copied(tail)
 
 
-def _wait(process: subprocess.Popen[bytes], tail: Tail | None) -> int:
-    stop_at: float | None = None
+def _kill_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _wait(process: subprocess.Popen[bytes], tail: Tail | None, stop_at: list[float]) -> int:
+    """Show the log until the program ends; return its code.
+
+    ``stop_at`` gets a deadline when the user wants it to stop: it may save its work until then.
+    """
     while True:
-        try:
-            code = process.poll()
-            new = _copied(tail)
-            if code is not None:
-                return code if code >= 0 else 128 - code
-            if stop_at is not None and time.monotonic() > stop_at:
-                process.kill()
-            if not new:
-                time.sleep(LOG_INTERVAL_S)
-        except KeyboardInterrupt:
-            # The program got it too and may be saving its work: wait for it, but not for ever.
-            stop_at = stop_at or time.monotonic() + STOP_TIMEOUT_S
+        code = process.poll()
+        new = _copied(tail)
+        if code is not None:
+            return code if code >= 0 else 128 - code
+        if stop_at and time.monotonic() > stop_at[0]:
+            _kill_group(process, signal.SIGKILL)
+        if not new:
+            time.sleep(LOG_INTERVAL_S)

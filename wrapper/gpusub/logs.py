@@ -23,6 +23,8 @@ from gpusub.targets import Target
 
 # Reading the logs of many ranks takes its time on a network file system; no more a second.
 READS_PER_S = 300.0
+# A run on this machine writes its exit code down this soon after its end.
+GONE_S = 3.0
 
 
 @click.command(context_settings=screen.CONTEXT)
@@ -225,15 +227,15 @@ class AllRanks:
     """The logs of all ranks, those too that come later, as one that grows."""
 
     def __init__(self, log: Path, run: Run | None, out: Sink, lines: int | None) -> None:
-        self.run, self.out, self.lines = run, out, lines
+        self.run, self.out = run, out
         self.tails: dict[int, Tail] = {}
         self.marked: dict[int, Marked] = {}
         self.due = 0.0
-        self._add(0, log)
+        for rank, path in {0: log, **_rank_logs(run)}.items():
+            self._add(rank, path, 0 if lines is None else position_of_last(path, lines))
 
-    def _add(self, rank: int, path: Path) -> None:
+    def _add(self, rank: int, path: Path, position: int = 0) -> None:
         self.marked[rank] = Marked(rank, self.out)
-        position = 0 if self.lines is None else position_of_last(path, self.lines)
         self.tails[rank] = Tail(path, self.marked[rank], position)
 
     def copy(self) -> bool:
@@ -286,13 +288,16 @@ def _follow(client: SlurmClient, target: Target, log: str, source: Source) -> in
 
 def _follow_run(run: Run, source: Source) -> int:
     """Follow a run that Slurm does not know: one of this machine, or one that it has forgotten."""
+    seen_alive = time.monotonic()
     while True:
-        code, alive = run.exit_code(), runs.runs_here(run)
+        code = run.exit_code()
         while source.copy():
             pass
         if code is not None:
             return code
-        if not alive:
+        if runs.runs_here(run):
+            seen_alive = time.monotonic()
+        elif time.monotonic() > seen_alive + GONE_S:
             raise GpusubError(
                 f"nothing runs {run.token} any more, as far as this machine and Slurm know, and it "
                 "left no exit code",

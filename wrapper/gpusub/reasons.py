@@ -123,7 +123,7 @@ def _resources(
             words += f" below {switches} until {moment(until.isoformat(), now)}, then for any"
         else:
             waited = duration(entry.switches_wait_s)
-            words += f" (below any switches: the {waited} for {switches} are over)"
+            words += f", below any switches now that the {waited} for {switches} are over"
     out = _out(entry, unavailable)
     return f"{words} (Resources){f'; not to be had: {out}' if out else ''}"
 
@@ -167,13 +167,13 @@ def dependency(text: str) -> str:
         if part.startswith("singleton"):
             parts.append("your other jobs of this name have ended")
             continue
-        match = re.match(r"(\w+):(\w+)(?:\+(\d+))?(\(.*\))?", part)
+        match = re.match(r"(\w+):(\d+(?:_\d+)?)(?:_\*)?(?:\+(\d+))?(\(.*\))?", part)
         if not match or match[1] not in _AFTER:
             parts.append(part)
             continue
         later = f" for {match[3]} min" if match[3] else ""
         failed = " (it did not)" if match[4] == "(failed)" else ""
-        parts.append(f"job {match[2].removesuffix('_*')} {_AFTER[match[1]]}{later}{failed}")
+        parts.append(f"job {match[2]} {_AFTER[match[1]]}{later}{failed}")
     return (" or " if either else " and ").join(parts)
 
 

@@ -134,5 +134,5 @@ def headline(plan: Plan) -> str:
     resources = plan.resources
     nodes, gpus = resources.nodes.value, resources.gpus_per_node.value
     where = "this machine" if plan.local else f"{nodes} node{'s' if nodes.most > 1 else ''}"
-    what = f"{gpus} GPU{'s' if gpus != 1 else ''}" if gpus else "CPUs only"
-    return f"{plan.program.name} on {where} x {what}"
+    what = f" x {gpus} GPU{'s' if gpus != 1 else ''}" if gpus else ", on CPUs"
+    return f"{plan.program.name} on {where}{what}"

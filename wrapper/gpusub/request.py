@@ -123,6 +123,7 @@ NOT_PASSED_ON: Mapping[str, str] = {
     "chdir": "use --chdir",
     "clusters": "gpusub plans with what one cluster reports; log in to the other",
     "error": "stdout and stderr share one log; use --output",
+    "export-file": "values travel in the environment; use --env",
     "export": "values travel in the environment; use --env",
     "gpus": "gpusub counts GPUs by node; use --gpus-per-node",
     "gpus-per-task": "it hides a worker's GPUs from its neighbours and breaks NVLink; "

@@ -237,6 +237,11 @@ def _refuse_impossible(
     if not fitting:
         counts = sorted(_count_by_gpus(kinds))
         most = counts[-1] if counts else 0
+        if not most:
+            raise GpusubError(
+                f"{gpus.origin}: {gpus.value} GPUs a node, and the nodes of {_names(partitions)} "
+                "have none; choose another with --partition"
+            )
         raise GpusubError(
             f"{gpus.origin}: {gpus.value} GPUs a node, and no node of {_names(partitions)} has "
             f"more than {most}; use --nodes to have more GPUs"
@@ -255,6 +260,12 @@ def _refuse_impossible(
         raise GpusubError(
             f"{request.nodes.origin}: {wanted} nodes, and {_names(partitions)} lets a job have "
             f"{max(limit or 0 for limit in limits)}; ask for fewer"
+        )
+    fewest = min(partition.min_nodes for partition in partitions)
+    if request.nodes.value.most < fewest:
+        raise GpusubError(
+            f"{request.nodes.origin}: {request.nodes.value} nodes, and {_names(partitions)} gives "
+            f"a job no less than {fewest}; ask for more with --nodes"
         )
     time = setting(request, profile, "time")
     if time is None:
@@ -317,7 +328,9 @@ def _cpus_of_partition(
 ) -> Value[int]:
     default = _default_per_gpu(inventory, partitions, "def_cpu_per_gpu")
     if default is not None and gpus:
-        return Value(default.value * gpus, f"{default.origin}: DefCpuPerGPU={default.value}")
+        # More than a node has is no request of the user's.
+        most = min(default.value * gpus, *(kind.cpus for kind in kinds))
+        return Value(most, f"{default.origin}: DefCpuPerGPU={default.value}")
     caps = [p.max_cpus_per_node for p in partitions if p.max_cpus_per_node]
     share = min(_cpu_share(kind, gpus) for kind in kinds)
     if caps and min(caps) < share:

@@ -79,7 +79,8 @@ def create(
     """
     path, new = root / token, not root.is_dir()
     try:
-        path.mkdir(parents=True)
+        # Every step runs the script in it: nobody else may replace that, whatever the umask.
+        path.mkdir(mode=0o755, parents=True)
         (path / "ranks").mkdir()
         texts = {"job.sh": script, "plan.json": json.dumps(plan, indent=1, default=str) + "\n"}
         # Arguments that are no UTF-8 keep their bytes.
@@ -126,6 +127,9 @@ def link(root: Path, token: str, job_id: int) -> None:
 
     Where that cannot be (no links on this file system), the job is there all the same.
     """
+    name = root / str(job_id)
+    if name.exists() and not name.is_symlink():
+        return  # the user's own file
     temporary = root / f".{token}.link"
     with contextlib.suppress(OSError):
         temporary.symlink_to(token)

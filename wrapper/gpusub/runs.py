@@ -18,15 +18,21 @@ TOKEN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory. ``job_id`` is what a link beside it says, None where there is none."""
+    """One run directory; ``job_ids`` are the names of the links beside it that lead there."""
 
     path: Path
-    job_id: int | None = None
+    job_ids: tuple[int, ...] = ()
 
     @property
     def token(self) -> str:
         """The run's name."""
         return self.path.name
+
+    @property
+    def job_id(self) -> int | None:
+        """The job's id; None for a run of this machine, or where no link could be made."""
+        # Of several the greatest: ids start again only after a controller lost its state.
+        return max(self.job_ids, default=None)
 
     @property
     def ranks(self) -> Path:
@@ -65,15 +71,13 @@ def under(root: Path) -> tuple[Run, ...]:
         names = sorted(entry.name for entry in os.scandir(root))
     except OSError:
         return ()
-    ids: dict[str, int] = {}
+    ids: dict[str, list[int]] = {}
     for name in names:
         if name.isdigit():
             with contextlib.suppress(OSError):
-                # Of several, the greatest: ids start again only after a controller lost its state.
-                token = str((root / name).readlink())
-                ids[token] = max(int(name), ids.get(token, 0))
+                ids.setdefault(str((root / name).readlink()), []).append(int(name))
     return tuple(
-        Run(root / name, ids.get(name))
+        Run(root / name, tuple(ids.get(name, ())))
         for name in names
         if TOKEN.fullmatch(name) and not (root / name).is_symlink() and (root / name).is_dir()
     )
@@ -101,10 +105,10 @@ def value(plan: Mapping[str, Any], *keys: str) -> tuple[Any, str]:
 
 
 def runs_here(run: Run, proc: Path = Path("/proc")) -> bool:
-    """Whether a process of this machine runs the job script: that of a run without Slurm."""
-    script = os.fsencode(run.path / "job.sh")
-    for entry in proc.glob("[0-9]*/cmdline"):
+    """Whether a process of the user's on this machine is the run's: one without Slurm."""
+    mark = b"GPUSUB_RUN_DIR=" + os.fsencode(run.path)
+    for entry in proc.glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if script in entry.read_bytes().split(b"\0"):
+            if mark in entry.read_bytes().split(b"\0"):
                 return True
     return False

@@ -236,7 +236,7 @@ def _show(asked: Value[str] | None, as_json: bool) -> int:
     shown = effective(
         profiles.load(home, cwd, asked),
         _variables(),
-        {} if "SLURM_JOB_ID" in os.environ else os.environ,
+        os.environ,
         ProfileSchema.__struct_fields__,
         profile_names(paths),
         [(str(path), "read" if path.exists() else "absent") for path in paths],

@@ -122,7 +122,10 @@ def _profile(
     # The number that most nodes have: with it left out, a mixed partition would be refused.
     gpus = max(by_gpus, key=lambda number: (by_gpus[number], number))
     lines = [f"  # {line}" for line in _facts(inventory, partition, kinds)]
-    lines += [f"  {_scalar(partition.name)}:", f"    partition: {_scalar(partition.name)}"]
+    lines.append(f"  {_scalar(partition.name)}:")
+    if first:
+        lines.append("    # The partition that jobs go to.")
+    lines.append(f"    partition: {_scalar(partition.name)}")
     if len(by_gpus) > 1:
         lines += [
             "    # The nodes differ, so a number must be said.",

@@ -214,14 +214,16 @@ def log_of(target: Target, plan: Mapping[str, Any], client: SlurmClient) -> str 
     log, origin = runs.value(plan, "log")
     if log and (origin == "built-in" or "%" not in str(log)):
         return str(log)
+    usual = target.run.path / "log.out" if target.run else None
+    if usual and usual.exists():
+        return str(usual)
     # Only Slurm knows what the patterns of a user's --output come to.
     for entry in target.entries[:1]:
         with targets.answered():
             known = client.jobs(entry.id)
         if known and known[0].stdout:
             return known[0].stdout
-    usual = target.run.path / "log.out" if target.run else None
-    return str(usual) if usual and usual.exists() else None
+    return None
 
 
 def detail(
@@ -252,10 +254,11 @@ def detail(
         room = most - screen.width(line) - 4
         lines.append(line + (f"  ({screen.cut(origin, room)})" if origin and room > 8 else ""))
     if target.former:
-        lines.append(
-            f"  {screen.short(str(target.former.path))} is of another job "
-            f"{target.former.job_id}, which Slurm has forgotten."
+        former = screen.short(str(target.former.path))
+        words = (
+            f"{former} is of another job {target.entries[0].array_id}, which Slurm has forgotten"
         )
+        lines += screen.wrapped(words, "  ", most)
     return lines
 
 

@@ -31,7 +31,7 @@ NEVER_STARTS: Mapping[str, str] = {
     "MaxMemPerLimit": "more memory than the partition lets a job have",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "more nodes than the partition lets a job have",
+    "PartitionNodeLimit": "more or fewer nodes than the partition lets a job have",
     "PartitionTimeLimit": "a longer time than the partition lets a job have",
     "QOSNotAllowed": "the partition does not take this QOS",
 }
@@ -39,13 +39,17 @@ NEVER_STARTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that Slurm acknowledged; ``log`` may be a pattern of the user's (sbatch(1))."""
+    """A job that Slurm acknowledged.
+
+    ``log`` may be a pattern of the user's (sbatch(1)); ``message`` is what sbatch said beside.
+    """
 
     job_id: int
     cluster: str | None
     token: str
     run_dir: Path
     log: str
+    message: str = ""
 
 
 def submit(
@@ -91,7 +95,14 @@ def submit(
             f"interrupted while submitting; {_look(plan.token)}", ExitCode.INTERRUPTED
         ) from None
     rundir.link(root, plan.token, accepted.job_id)
-    return Submission(accepted.job_id, accepted.cluster, plan.token, run_dir, plan.log.value)
+    return Submission(
+        accepted.job_id,
+        accepted.cluster,
+        plan.token,
+        run_dir,
+        plan.log.value,
+        accepted.message,
+    )
 
 
 def _look(token: str) -> str:

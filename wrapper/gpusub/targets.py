@@ -94,7 +94,8 @@ def of_run(word: str, run: Run | None, token: str, entries: Sequence[QueueEntry]
 
 
 def _of_id(word: str, found: tuple[QueueEntry, ...], known: Sequence[Run]) -> Target | None:
-    linked = next((run for run in known if str(run.job_id) == word.partition("_")[0]), None)
+    number = int(word.partition("_")[0])
+    linked = next((run for run in known if number in run.job_ids), None)
     if not found:
         return Target(word, run=linked) if linked else None
     target = _with_run(Target(word, found))
@@ -104,7 +105,9 @@ def _of_id(word: str, found: tuple[QueueEntry, ...], known: Sequence[Run]) -> Ta
 
 def _with_run(target: Target) -> Target:
     run = runs.of_command(target.entries[0].command)
-    return replace(target, run=replace(run, job_id=target.entries[0].array_id)) if run else target
+    return (
+        replace(target, run=replace(run, job_ids=(target.entries[0].array_id,))) if run else target
+    )
 
 
 def _holds(entry: QueueEntry, number: int) -> bool:
@@ -114,7 +117,7 @@ def _holds(entry: QueueEntry, number: int) -> bool:
 def nearest(word: str, entries: Sequence[QueueEntry], known: Sequence[Run]) -> str:
     """Return what the user may have meant by a word that names nothing, as half a sentence."""
     words = [w for entry in newest_first(entries) for w in (str(entry.array_id), entry.name)]
-    words += [w for run in known for w in (run.token, str(run.job_id or ""))]
+    words += [w for run in known for w in (run.token, *map(str, run.job_ids))]
     near = difflib.get_close_matches(word, filter(None, words), n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"
