@@ -14,7 +14,7 @@ demo: $(VENV)/.torch .packages ## Train a small model on two nodes of a real, th
 	  printf "\n$$ %s\n" "gpusub -N 2 --gpus-per-node 2 --follow examples/train.py --steps 50" && \
 	  exec gpusub -N 2 --gpus-per-node 2 --follow examples/train.py --steps 50' "$(CURDIR)"
 
-cluster: $(VENV)/.torch .packages ## A shell on a throw-away Slurm of 8 nodes (CMD="sinfo" runs a command)
+cluster: $(VENV)/.torch .packages ## A shell on a throw-away Slurm of ten nodes (CMD="sinfo" runs a command)
 	@$(BIN)/python tests/cluster/cluster.py $(if $(CMD),bash -c '$(subst ','\'',$(CMD))')
 
 test: lint $(VENV)/.torch .packages ## Everything: ruff, mypy --strict, unit and cluster tests
