@@ -159,7 +159,10 @@ def test_the_workers_of_torch_have_it_too(clusters: Callable[..., Cluster]) -> N
         "line = f\"{socket.gethostname()} {os.environ.get('NCCL_IB_SL')}\\n\"\n"
         "open(f\"out-{os.environ['RANK']}\", 'w').write(line)\n",
     )
-    cluster.run(["gpusub", "--wait", "-N2", "-w", "gpu-[6-7]", "report.py"], timeout=120)
+    done = cluster.run(
+        ["gpusub", "--follow", "-N2", "-w", "gpu-[6-7]", "report.py"], check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
     found = sorted((home / f"out-{rank}").read_text() for rank in (0, 1))
     assert found == ["gpu-6 2\n", "gpu-7 1\n"]
 

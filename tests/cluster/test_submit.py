@@ -84,7 +84,7 @@ def test_without_any_option_a_job_gets_one_whole_node(cluster: Cluster, home: Pa
     assert shown["Requeue"] == "1"
     assert shown["JobName"] == "report"
     assert shown["NumCPUs"] == "16"
-    assert shown["TresPerNode"] == "gres:gpu:4"
+    assert shown["TresPerNode"] in ("gres:gpu:4", "gres/gpu:4")  # 22.05, and newer
 
 
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])

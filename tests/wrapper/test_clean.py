@@ -13,7 +13,6 @@ import pytest
 
 from gpuslurm.client import QueueEntry
 from gpuslurm.commands import CommandClient
-from gpusub import clean as cleaning
 from gpusub import cli
 from gpusub.clean import dangling, is_ours, old
 
@@ -145,7 +144,7 @@ def test_what_links_lead_to_is_kept(root: Path, work: Path) -> None:
 
 def test_a_run_that_goes_on_without_slurm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuslurm.commands.available", lambda: False)
-    monkeypatch.setattr(cleaning.runs, "runs_here", lambda run: run.token == OLD)
+    monkeypatch.setattr("gpusub.runs.runs_here", lambda run: run.token == OLD)
     assert cli.run(["clean", "--yes"]) == 0
     assert left(root) == ALL - {BUSY, "3"}
 

@@ -272,8 +272,8 @@ class TestAJob:
         slurm.jobs = [lambda command: JOB(command, reason="PartitionNodeLimit")]
         assert run(["--parsable", "train.py"]) == 0
         assert capfd.readouterr().err == (
-            "gpusub: job 42 was accepted and will not start (PartitionNodeLimit): more or fewer nodes than "
-            "the partition lets a job have; take it back with scancel 42\n"
+            "gpusub: job 42 was accepted and will not start (PartitionNodeLimit): more or fewer "
+            "nodes than the partition lets a job have; take it back with scancel 42\n"
         )
 
     def test_another_job_of_that_id_is_not_looked_at(self, slurm: Slurm, capfd: Capture) -> None:

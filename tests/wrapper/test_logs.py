@@ -179,10 +179,13 @@ class TestAllRanks:
         )
 
     def test_many_are_not_read_all_the_time(self, run: Run) -> None:
-        ranks = AllRanks(run.path / "log.out", run, io.BytesIO(), None)
+        out = io.BytesIO()
+        ranks = AllRanks(run.path / "log.out", run, out, None)
         assert ranks.copy() is True
         (run.path / "log.out").write_text("more of it\n")
         assert ranks.copy() is False
+        ranks.finish()
+        assert b"more of it" in out.getvalue()
 
 
 def test_lines_are_marked_whole() -> None:

@@ -250,7 +250,9 @@ class AllRanks:
         return any(new)
 
     def finish(self) -> None:
-        """Show the last lines that have no end."""
+        """Show what is left, and the last lines that have no end."""
+        self.due = 0.0
+        self.copy()
         for marked in self.marked.values():
             marked.finish()
         self.out.flush()
