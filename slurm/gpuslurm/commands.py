@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuslurm import text
 from gpuslurm.client import (
@@ -22,13 +22,14 @@ from gpuslurm.client import (
     Inventory,
     Job,
     NodeKind,
-    QueueEntry,
     SlurmAmbiguousError,
     SlurmError,
     SlurmRefusedError,
     SlurmUnreachableError,
-    Unavailable,
 )
+
+if TYPE_CHECKING:
+    from gpuslurm.queue import QueueEntry, Unavailable
 
 # A hung controller is given up on by the commands themselves after MessageTimeout (10 s, and
 # some sites use 60); this one is for a command that hangs all the same.
@@ -45,6 +46,7 @@ _UNREACHABLE = (
     "Munge encode failed",
     "If munged is up",
     "Could not establish a configuration source",
+    "Unable to process configuration file",
     "Slurm backup controller in standby mode",
     "Unable to resolve",
 )

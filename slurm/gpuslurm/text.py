@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from gpuslurm.client import Defaults, Job, NodeKind, Partition, QueueEntry, Unavailable
+from gpuslurm.client import Defaults, Job, NodeKind, Partition
+
+if TYPE_CHECKING:
+    from gpuslurm.queue import QueueEntry, Unavailable
 
 # sinfo(1) --format: partition, nodes, CPUs, memory, S:C:T, gres, features, hostlist.
 SINFO_FORMAT = "%P|%D|%c|%m|%z|%G|%f|%N"
@@ -226,6 +230,8 @@ def _stated(text: str) -> str:
 
 
 def _entry(pairs: dict[str, str]) -> QueueEntry:
+    from gpuslurm.queue import QueueEntry
+
     code, signal = _ending(pairs["exit_code"])
     return QueueEntry(
         id=int(pairs["JobID"]),
@@ -274,6 +280,8 @@ def _ending(text: str) -> tuple[int, int]:
 
 def unavailable(text: str) -> tuple[Unavailable, ...]:
     """Return the nodes of ``sinfo --noheader --format UNAVAILABLE_FORMAT`` that take no job."""
+    from gpuslurm.queue import Unavailable
+
     return tuple(
         Unavailable(partition, _node_state(state), nodes, reason)
         for partition, state, nodes, reason in _records(text, 4)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslurm.client import Defaults, Job, NodeKind, Partition, QueueEntry, Unavailable
+from gpuslurm.client import Defaults, Job, NodeKind, Partition
+from gpuslurm.queue import QueueEntry, Unavailable
 from gpuslurm.text import (
     config_defaults,
     fields,

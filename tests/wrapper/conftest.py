@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from gpuslurm.client import Defaults, Inventory, NodeKind, Partition, QueueEntry
+from gpuslurm.client import Defaults, Inventory, NodeKind, Partition
+from gpuslurm.queue import QueueEntry
 from gpusub import profile as profiles
 from gpusub.plan import Plan, make_plan
 from gpusub.profile import Profile

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuslurm.client import QueueEntry, SlurmRefusedError
+from gpuslurm.client import SlurmRefusedError
 from gpuslurm.commands import CommandClient
+from gpuslurm.queue import QueueEntry
 from gpusub import cancel as cancelling
 from gpusub import cli, targets
 

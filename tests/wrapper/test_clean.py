@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuslurm.client import QueueEntry
 from gpuslurm.commands import CommandClient
+from gpuslurm.queue import QueueEntry
 from gpusub import cli
 from gpusub.clean import dangling, is_ours, old
 

@@ -273,7 +273,7 @@ class TestAJob:
         assert run(["--parsable", "train.py"]) == 0
         assert capfd.readouterr().err == (
             "gpusub: job 42 was accepted and will not start (PartitionNodeLimit): more or fewer "
-            "nodes than the partition lets a job have; take it back with scancel 42\n"
+            "nodes than the partition lets a job have; take it back with gpusub cancel 42\n"
         )
 
     def test_another_job_of_that_id_is_not_looked_at(self, slurm: Slurm, capfd: Capture) -> None:
@@ -342,5 +342,5 @@ class TestWaiting:
         slurm.jobs = [JOB, JOB, KeyboardInterrupt()]
         assert run(["--follow", "train.py"]) == 130
         assert capfd.readouterr().err.endswith(
-            "gpusub: job 42 goes on; see it with squeue -j 42, end it with scancel 42\n"
+            "gpusub: job 42 goes on; see it with gpusub logs -f 42, end it with gpusub cancel 42\n"
         )

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuslurm.client import QueueEntry, SlurmUnreachableError
+from gpuslurm.client import SlurmUnreachableError
 from gpuslurm.commands import CommandClient
+from gpuslurm.queue import QueueEntry
 from gpusub import cli
 
 Make = Callable[..., Any]

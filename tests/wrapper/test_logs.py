@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuslurm.client import QueueEntry, SlurmUnreachableError
+from gpuslurm.client import SlurmUnreachableError
 from gpuslurm.commands import CommandClient
+from gpuslurm.queue import QueueEntry
 from gpusub import cli
 from gpusub import logs as logging
 from gpusub.logs import AllRanks, Marked

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuslurm.client import QueueEntry, Unavailable
+from gpuslurm.queue import QueueEntry, Unavailable
 from gpusub import reasons
 from gpusub.reasons import dependency, explain
 from gpusub.submission import NEVER_STARTS

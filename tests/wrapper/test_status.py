@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuslurm.client import Job, QueueEntry, SlurmUnreachableError, Unavailable
+from gpuslurm.client import Job, SlurmUnreachableError
 from gpuslurm.commands import CommandClient
+from gpuslurm.queue import QueueEntry, Unavailable
 from gpusub import cli, screen
 from gpusub.plan import plain
 from gpusub.rundir import create

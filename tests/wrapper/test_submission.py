@@ -127,7 +127,7 @@ def test_the_logs_directory_is_there_before_the_job(plan: Plan, work: Path) -> N
         ("PENDING", "Priority", False),
         ("PENDING", "BeginTime", False),
         ("RUNNING", "PartitionDown", False),
-        ("FAILED", "BadConstraints", False),
+        ("FAILED", "BadConstraints", True),
     ],
 )
 def test_a_job_that_will_not_start(state: str, reason: str, lost: bool) -> None:

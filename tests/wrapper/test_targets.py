@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuslurm.client import QueueEntry, SlurmRefusedError, SlurmUnreachableError
+from gpuslurm.client import SlurmRefusedError, SlurmUnreachableError
+from gpuslurm.queue import QueueEntry
 from gpusub import targets
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.runs import Run

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from gpuslurm import commands
-from gpuslurm.client import QueueEntry, SlurmClient
+from gpuslurm.client import SlurmClient
+from gpuslurm.queue import QueueEntry
 from gpusub import runs, screen, targets
 from gpusub.errors import GpusubError
 from gpusub.status import state_words

@@ -273,8 +273,8 @@ def _after(
         ending = follow(client, submission, tail, lambda words: note(f"gpusub: {words}"))
     except KeyboardInterrupt:
         note(
-            f"gpusub: job {submission.job_id} goes on; see it with squeue -j {submission.job_id}, "
-            f"end it with scancel {submission.job_id}"
+            f"gpusub: job {submission.job_id} goes on; see it with "
+            f"gpusub logs -f {submission.job_id}, end it with gpusub cancel {submission.job_id}"
         )
         return int(ExitCode.INTERRUPTED)
     if params["as_json"]:
@@ -305,7 +305,7 @@ def _looked_at(plan: Plan, submission: Submission, client: SlurmClient) -> Submi
         note(f"gpusub: job {submission.job_id} was accepted; its state is unknown: {error}")
         return submission
     except KeyboardInterrupt:
-        note(f"gpusub: job {submission.job_id} was accepted; end it with scancel")
+        note(f"gpusub: job {submission.job_id} was accepted; end it with gpusub cancel")
         raise
     for job in jobs:
         if submission.token not in job.command:
@@ -314,7 +314,7 @@ def _looked_at(plan: Plan, submission: Submission, client: SlurmClient) -> Submi
         if why:
             note(
                 f"gpusub: job {job.id} was accepted and will not start ({job.reason}): {why}; "
-                f"take it back with scancel {job.id}"
+                f"take it back with gpusub cancel {job.id}"
             )
         if plan.log.origin != BUILT_IN and job.stdout:
             submission = replace(submission, log=job.stdout)

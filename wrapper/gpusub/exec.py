@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gpuslurm import commands, text
-from gpuslurm.client import QueueEntry
+from gpuslurm.queue import QueueEntry
 from gpusub import screen, targets
 from gpusub.environment import scrubbed
 from gpusub.errors import GpusubError

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from gpuslurm import commands
-from gpuslurm.client import QueueEntry, SlurmClient, SlurmError
+from gpuslurm.client import SlurmClient, SlurmError
+from gpuslurm.queue import QueueEntry
 from gpusub import runs, screen, targets
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.follow import LOG_INTERVAL_S, follow

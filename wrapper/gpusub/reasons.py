@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuslurm.client import QueueEntry, Unavailable
+from gpuslurm.queue import QueueEntry, Unavailable
 from gpusub.screen import duration, moment
 from gpusub.submission import NEVER_STARTS
 

@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 import click
 
 from gpusub.errors import GpusubError
+from gpusub.output import note as note  # a part of this module for the commands
+from gpusub.output import write
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 # Slurm's notion of no limit once a job runs.
 YEAR_S = 365 * 86400
 
@@ -61,24 +63,14 @@ def _print_trace() -> None:
         traceback.print_exc()
 
 
-def note(line: str) -> None:
-    """Say something to the person, on stderr."""
-    sys.stderr.write(f"{line}\n".encode(errors="backslashreplace").decode())
-    sys.stderr.flush()
-
-
 def tell(*lines: str) -> None:
-    """Print lines of the answer; what the terminal's encoding lacks becomes a question mark."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    for line in lines:
-        sys.stdout.write(f"{line}\n".encode(encoding, errors="replace").decode(encoding))
-    sys.stdout.flush()
+    """Print lines of the answer."""
+    write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
 
 def tell_json(value: Any) -> None:
     """Print the answer as JSON."""
-    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
-    sys.stdout.flush()
+    write(sys.stdout, json.dumps(value, indent=1, default=str) + "\n")
 
 
 def columns() -> int:

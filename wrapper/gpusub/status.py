@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from gpuslurm import commands
-from gpuslurm.client import QueueEntry, SlurmClient, SlurmError, Unavailable
+from gpuslurm.client import SlurmClient, SlurmError
+from gpuslurm.queue import QueueEntry, Unavailable
 from gpusub import reasons, runs, screen, targets
 from gpusub.errors import ExitCode
 from gpusub.runs import Run

@@ -114,6 +114,7 @@ def _look(token: str) -> str:
 
 def hopeless(job: Job) -> str | None:
     """Return why ``job``, just accepted, will not start, or None if it may."""
-    if job.state != "PENDING":
+    # From 24.11 on, what no node can ever run is ended at once.
+    if job.state != "PENDING" and (job.state, job.reason) != ("FAILED", "BadConstraints"):
         return None
     return NEVER_STARTS.get(job.reason)

@@ -12,12 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuslurm import text
-from gpuslurm.client import (
-    QueueEntry,
-    SlurmClient,
-    SlurmError,
-    SlurmRefusedError,
-)
+from gpuslurm.client import SlurmClient, SlurmError, SlurmRefusedError
+from gpuslurm.queue import QueueEntry
 from gpusub import runs
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.runs import Run
