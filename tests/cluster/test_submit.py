@@ -458,6 +458,20 @@ def test_the_example_trains_on_two_nodes(cluster: Cluster, home: Path) -> None:
     assert (home / ".gpusub").is_dir()
 
 
+def test_the_example_serves_on_a_nodes_gpus(cluster: Cluster, home: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples/serve.py"
+    write(home / "examples/serve.py", example.read_text())
+    words = ["--follow", "--gpus-per-node=2", "--", "python", "examples/serve.py"]
+    done = cluster.run(
+        ["gpusub", *words, "--sweep", "1,4", "--duration", "1", "--layers", "1", "--width", "64"],
+        timeout=180,
+    )
+    # One worker for each of the job's GPUs, and a line for each batch size.
+    assert "worker 1 " in done.stdout
+    for size in ("1", "4"):
+        assert re.search(rf"^batch {size} +[1-9]\d* +\d+\.\d", done.stdout, re.MULTILINE)
+
+
 def test_local_runs_the_same_script_on_the_login_node(cluster: Cluster, home: Path) -> None:
     before = queue(cluster)
     done = cluster.run(

@@ -10,13 +10,16 @@ import sys
 from typing import TextIO
 
 
-def write(stream: TextIO | None, text: str) -> bool:
-    """Write ``text`` and return whether it got there; characters the stream lacks are spelt out."""
+def write(stream: TextIO | None, text: str, errors: str = "backslashreplace") -> bool:
+    """Write ``text`` and return whether it got there.
+
+    ``errors`` says what becomes of characters that the stream lacks (codecs).
+    """
     if stream is None:
         return False
     try:
         encoding = stream.encoding or "utf-8"
-        stream.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
+        stream.write(text.encode(encoding, errors=errors).decode(encoding))
         stream.flush()
     except (OSError, ValueError):
         return False

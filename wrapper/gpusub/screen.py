@@ -64,8 +64,8 @@ def _print_trace() -> None:
 
 
 def tell(*lines: str) -> None:
-    """Print lines of the answer."""
-    write(sys.stdout, "".join(f"{line}\n" for line in lines))
+    """Print lines of the answer; what the terminal's encoding lacks becomes a question mark."""
+    write(sys.stdout, "".join(f"{line}\n" for line in lines), errors="replace")
 
 
 def tell_json(value: Any) -> None:
