@@ -287,7 +287,7 @@ def queue(cluster: Cluster) -> str:
         (["--rdzv", "static", "--max-restarts=2", "-N2"], 2, "--rdzv c10d"),
         (["--sbatch", "gpus-per-task=1"], 2, "use --gpus-per-node"),
         (["--comment", "a\nb"], 2, "a line break cannot stand in it"),
-        (["-w", "nope"], 3, "Invalid node name specified"),
+        (["-w", "nope"], 3, "Invalid node name specified; see the nodes with: sinfo -N"),
         (["-x", "gpu-[5-12]"], 3, "Requested node configuration is not available"),
         (["--reservation", "nope"], 3, "Requested reservation is invalid"),
         (["--sbatch", "frobnicate=1"], 3, "unrecognized option"),
@@ -456,6 +456,15 @@ def test_the_example_trains_on_two_nodes(cluster: Cluster, home: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", done.stdout)]
     assert losses[-1] < losses[0] / 4
     assert (home / ".gpusub").is_dir()
+
+
+def test_a_script_that_changed_since_is_named(cluster: Cluster, home: Path) -> None:
+    cluster.scontrol("update", "partitionname=gpu", "state=down")
+    job = cluster.run(["gpusub", "--parsable", "--gpus-per-node=1", "report.py"]).stdout.strip()
+    write(home / "report.py", REPORT + "# changed\n")
+    cluster.scontrol("update", "partitionname=gpu", "state=up")
+    cluster.wait(job, "COMPLETED")
+    assert "warning: report.py is not what it was when this job was submitted" in log_of(home)
 
 
 def test_the_example_serves_on_a_nodes_gpus(cluster: Cluster, home: Path) -> None:

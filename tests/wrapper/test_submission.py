@@ -79,6 +79,12 @@ def test_a_job_is_told_of_although_its_link_cannot_be_made(plan: Plan, work: Pat
     [
         (SlurmRefusedError("x"), ExitCode.REFUSED, "Slurm refused the job: x"),
         (
+            SlurmRefusedError("Invalid qos specification"),
+            ExitCode.REFUSED,
+            "Slurm refused the job: Invalid qos specification; see yours with: sacctmgr show "
+            "associations user=$USER format=account,qos; choose with --qos",
+        ),
+        (
             SlurmUnreachableError("x"),
             ExitCode.UNCERTAIN,
             "Slurm was not reached, nothing was submitted: x",

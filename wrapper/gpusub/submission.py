@@ -37,6 +37,26 @@ NEVER_STARTS: Mapping[str, str] = {
 }
 
 
+# What to do about a refusal, by what stands in Slurm's message (SchedMD/slurm:src/common/
+# slurm_errno.c).
+_HINTS: Mapping[str, str] = {
+    "Invalid account": "see yours with: sacctmgr show associations user=$USER format=account,"
+    "partition,qos; choose with --account",
+    "Invalid qos": "see yours with: sacctmgr show associations user=$USER format=account,qos; "
+    "choose with --qos",
+    "Invalid feature specification": "see the nodes' features with: sinfo -o '%N %f'",
+    "Invalid node name": "see the nodes with: sinfo -N",
+    "Requested reservation is invalid": "see them with: scontrol show reservation",
+    "Requested node configuration is not available": "no node has all of it together; ask for "
+    "less, or leave out --constraint, --nodelist, --exclude",
+    "not permitted to use this partition": "choose another with --partition",
+}
+
+
+def _hint(message: str) -> str:
+    return next((f"; {hint}" for known, hint in _HINTS.items() if known in message), "")
+
+
 @dataclass(frozen=True)
 class Submission:
     """A job that Slurm acknowledged.
@@ -80,7 +100,9 @@ def submit(
         )
     except SlurmRefusedError as error:
         rundir.remove(root, plan.token)
-        raise GpusubError(f"Slurm refused the job: {error}", ExitCode.REFUSED) from error
+        raise GpusubError(
+            f"Slurm refused the job: {error}{_hint(str(error))}", ExitCode.REFUSED
+        ) from error
     except SlurmUnreachableError as error:
         rundir.remove(root, plan.token)
         raise GpusubError(
