@@ -10,7 +10,8 @@ if (($# < 2)); then
     sed -n '2,7s/^# //p' "$0" >&2
     exit 2
 fi
-suite=$1 directory=$2 mirror=${3:-http://deb.debian.org/debian}
+suite=$1 directory=$2
+shift 2 # what is left is the mirror, if one is named
 
 # Suites that aren't released yet are now and then older than their own expiry date.
 mmdebstrap --quiet --variant=minbase --mode=root \
@@ -18,6 +19,6 @@ mmdebstrap --quiet --variant=minbase --mode=root \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Check-Valid-Until "false"' \
-    --include=slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,munge,iproute2,procps \
-    "$suite" "$directory" "$mirror"
+    --include=slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,munge,iproute2,procps,libffi8 \
+    "$suite" "$directory" "$@"
 chroot "$directory" slurmctld -V
