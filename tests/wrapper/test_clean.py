@@ -144,9 +144,20 @@ def test_what_links_lead_to_is_kept(root: Path, work: Path) -> None:
 
 def test_a_run_that_goes_on_without_slurm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuslurm.commands.available", lambda: False)
+    for plan in root.glob("*/plan.json"):
+        plan.write_text('{"local": true}')
+        os.utime(plan, (0, 0))
     monkeypatch.setattr("gpusub.runs.runs_here", lambda run: run.token == OLD)
     assert cli.run(["clean", "--yes"]) == 0
     assert left(root) == ALL - {BUSY, "3"}
+
+
+def test_without_slurm_what_was_submitted_to_it_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuslurm.commands.available", lambda: False)
+    assert cli.run(["clean", "--yes", "--older-than", "0"]) == 0
+    assert left(root) >= {OLD, BUSY}
 
 
 def test_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from gpusub.errors import ExitCode, GpusubError
 def test_the_exit_codes_that_scripts_rely_on() -> None:
     assert {code.name: int(code) for code in ExitCode} == {
         "OK": 0,
+        "FAILED": 1,
         "USAGE": 2,
         "REFUSED": 3,
         "UNCERTAIN": 4,

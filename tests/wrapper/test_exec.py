@@ -10,7 +10,7 @@ import pytest
 from gpuslurm.client import SlurmUnreachableError
 from gpuslurm.commands import CommandClient
 from gpuslurm.queue import QueueEntry
-from gpusub import cli
+from gpusub import cli, targets
 
 Make = Callable[..., Any]
 
@@ -18,6 +18,7 @@ Make = Callable[..., Any]
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, entry_of: Make) -> list[Any]:
     """What would be run in job 42 (on two nodes); job 43 waits."""
+    monkeypatch.setattr(targets, "me", lambda: "researcher")
     entries = (entry_of(), entry_of(id=43, name="next", state="PENDING"))
     seen: list[Any] = []
 

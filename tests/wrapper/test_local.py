@@ -201,7 +201,7 @@ class TestSignals:
         assert process.wait(30) == 143
 
     def test_after_an_interrupt_the_program_may_save_its_work(self, started: Make) -> None:
-        process = started("trap '' INT; trap 'exit 6' TERM")
+        process = started("trap '' INT; trap 'exit 6' TERM", "env", "--default-signal=INT")
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
@@ -209,8 +209,18 @@ class TestSignals:
         assert process.wait(30) == 6
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Signals as at a terminal: what is started in the background is deaf to interrupts."""
+    numbers = (signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def test_one_that_ignores_interrupts_is_killed_in_the_end(
-    prepared: Make, monkeypatch: pytest.MonkeyPatch
+    prepared: Make, heard: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpusub import local
 

@@ -78,9 +78,7 @@ def test_a_plan_may_be_anything(root: Path, content: str) -> None:
 def test_whether_one_runs_on_this_machine(root: Path) -> None:
     run = Run(root / ONE)
     assert not runs.runs_here(run)
-    with subprocess.Popen(
-        ["sleep", "60"], env={**os.environ, "GPUSUB_RUN_DIR": str(run.path)}
-    ) as p:
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "GPUSUB_TOKEN": run.token}) as p:
         assert runs.runs_here(run)
         p.kill()
     assert not runs.runs_here(run)

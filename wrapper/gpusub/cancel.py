@@ -81,7 +81,7 @@ def _checked(target: Target) -> str:
     if _TASK.fullmatch(target.word):
         return target.word
     # A task of an array has an id of its own beside the array's.
-    exact = target.word.isdigit() and int(target.word) not in arrays
+    exact = runs.is_job_id(target.word) and int(target.word) not in arrays
     return target.word if exact else str(arrays[0])
 
 

@@ -16,6 +16,7 @@ import click
 
 from gpuslurm import commands
 from gpusub import runs, screen, targets
+from gpusub.cli import working_directory
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.runs import Run
 
@@ -55,7 +56,7 @@ def clean(days: float, yes: bool, dry_run: bool, run_root: str, as_json: bool) -
 
     What Slurm still runs or will run stays, and so does all that gpusub did not make.
     """
-    root = Path(os.path.abspath(os.path.expanduser(run_root)))
+    root = Path(os.path.abspath(Path(working_directory(), os.path.expanduser(run_root))))
     if not root.is_dir():
         raise GpusubError(f"no directory {root}; name another with --run-root DIR")
     found = old(root, time.time() - days * DAY_S, _active())
@@ -74,14 +75,14 @@ def clean(days: float, yes: bool, dry_run: bool, run_root: str, as_json: bool) -
     return _answer(found, links, as_json, removed=True)
 
 
-def _active() -> frozenset[str]:
-    """Return the tokens of the user's jobs that are not over.
+def _active() -> frozenset[str] | None:
+    """Return the tokens of the user's jobs that are not over; None where there is no Slurm.
 
     Raises:
         GpusubError: Slurm does not say.
     """
     if not commands.available():
-        return frozenset()
+        return None
     with targets.answered():
         entries = commands.CommandClient().queue()
     return frozenset(
@@ -91,11 +92,17 @@ def _active() -> frozenset[str]:
     )
 
 
-def old(root: Path, before: float, active: Collection[str]) -> list[Old]:
-    """Return the runs below ``root`` that are over and did not change since ``before``."""
+def old(root: Path, before: float, active: Collection[str] | None) -> list[Old]:
+    """Return the runs below ``root`` that are over and did not change since ``before``.
+
+    Without Slurm (``active`` None) only those of this machine: of another nobody here knows
+    whether its job waits.
+    """
     found = []
     for run in runs.under(root):
-        if run.token in active or not is_ours(run.path):
+        if not is_ours(run.path):
+            continue
+        if run.plan().get("local") is not True if active is None else run.token in active:
             continue
         changed, size_bytes = _measured(run.path)
         if changed <= before and (run.exit_code() is not None or not runs.runs_here(run)):
@@ -134,7 +141,7 @@ def dangling(root: Path, going: Collection[str]) -> list[Path]:
     """Return the links of job ids to runs that are gone, or will be."""
     found = []
     for entry in os.scandir(root):
-        if not (entry.name.isdigit() and entry.is_symlink()):
+        if not (runs.is_job_id(entry.name) and entry.is_symlink()):
             continue
         token = str(Path(entry.path).readlink())
         gone = token in going or not (root / token).exists()

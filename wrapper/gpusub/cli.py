@@ -421,7 +421,10 @@ def run(argv: Sequence[str]) -> int:
         if argv and argv[0] in COMMANDS and argv[0] != "submit":
             name = f"gpusub {argv[0]}"
             command = load_command(argv[0])
+            if sys.stdout is None:
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as this runs
             code = command.main(args=list(argv[1:]), prog_name=name, standalone_mode=False)
+            sys.stdout.flush()
         else:
             words = list(argv[1:]) if argv and argv[0] == "submit" else list(argv or ["--help"])
             options, program = split(words, takes_value(submit))
@@ -430,6 +433,10 @@ def run(argv: Sequence[str]) -> int:
         return _fail(_explain(error), ExitCode.USAGE)
     except GpusubError as error:
         return _fail(str(error), error.code)
+    except BrokenPipeError:
+        return 128 + 13
+    except OSError as error:
+        return _fail(str(error), ExitCode.FAILED)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else 0

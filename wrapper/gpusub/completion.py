@@ -234,13 +234,16 @@ def _partitions(incomplete: str) -> Items:
 def _jobs(incomplete: str) -> Items:
     """Return the user's jobs, and the runs below ./.gpusub that Slurm has forgotten."""
     from gpuslurm.commands import CommandClient
+    from gpusub.runs import is_job_id
+    from gpusub.screen import plain
 
     found: dict[str, str] = {}
     with contextlib.suppress(Exception, _TimeIsUp):
         for entry in CommandClient().queue():
-            found.setdefault(entry.shown, f"{entry.name}, {entry.state.lower()}")
+            shown = str(entry.array_id) if "[" in entry.shown else entry.shown
+            found.setdefault(shown, f"{plain(entry.name)}, {entry.state.lower()}")
     with contextlib.suppress(OSError):
-        runs = [path.name for path in Path(".gpusub").iterdir() if path.name.isdigit()]
+        runs = [path.name for path in Path(".gpusub").iterdir() if is_job_id(path.name)]
         for run in sorted(runs, key=int)[-_MOST_RUNS:]:
             found.setdefault(run, "run of this directory")
     return [

@@ -78,6 +78,13 @@ def secret(name: str) -> bool:
     """Whether a variable of this name is likely to hold a secret."""
     name = name.upper()
     last = name.rpartition("_")[2]
-    return last in {"TOKEN", "KEY", "SECRET", "PASS", "PAT", "APIKEY", "CREDENTIALS"} or any(
-        word in name for word in ("PASSWORD", "PASSWD", "PASSPHRASE")
-    )
+    return last in {
+        "TOKEN",
+        "KEY",
+        "SECRET",
+        "PASS",
+        "PAT",
+        "APIKEY",
+        "CREDENTIALS",
+        "CREDS",
+    } or any(word in name for word in ("PASSWORD", "PASSWD", "PASSPHRASE"))

@@ -9,6 +9,7 @@ class ExitCode(IntEnum):
     """What gpusub itself ends with; with --wait, --follow and --local the job's code comes out."""
 
     OK = 0
+    FAILED = 1  # this machine did not let it be done: a full disk, say
     USAGE = 2  # the request is wrong; nothing was submitted
     REFUSED = 3  # Slurm said no; nothing was submitted
     UNCERTAIN = 4  # Slurm was not reached, or gave no certain answer

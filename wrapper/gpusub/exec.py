@@ -89,6 +89,9 @@ def _running(target: targets.Target) -> QueueEntry:
             f"{target.word}: {target.former.path} belongs to another job of this id, which Slurm "
             "has forgotten; name the job by its token or its run directory"
         )
+    others = sorted({entry.user for entry in target.entries} - {targets.me()})
+    if others:
+        raise GpusubError(f"{target.word}: the job is {others[0]}'s, not yours")
     running = [entry for entry in target.entries if entry.state == "RUNNING"]
     if len(running) == 1:
         return running[0]

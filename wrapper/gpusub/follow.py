@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
 
 from gpuslurm.client import Job, SlurmClient, SlurmError
 from gpusub import rundir
@@ -16,6 +17,8 @@ from gpusub.tail import Tail as Tail  # a part of this module for those that use
 LOG_INTERVAL_S = 0.1
 # squeue and scontrol of many waiting users load the controller: the interval grows.
 FIRST_POLL_S, LAST_POLL_S = 0.5, 10.0
+# How long the log stands still for an answer.
+ANSWER_S = 0.2
 # How long a job may be unknown to Slurm before that is its end: a restarting controller may
 # not know it for a moment.
 UNKNOWN_S = 30.0
@@ -72,6 +75,8 @@ class _Watch:
         self.client, self.submission, self.report = client, submission, report
         self.interval_s, self.due = FIRST_POLL_S, time.monotonic()
         self.said = ""
+        self.thread: Thread | None = None
+        self.result: tuple[Job, ...] | BaseException = ()
         self.unknown_since: float | None = None
 
     def look(self) -> Ending | None:
@@ -81,11 +86,14 @@ class _Watch:
             return None
         self.interval_s = min(self.interval_s * 1.3, LAST_POLL_S)
         self.due = now + self.interval_s
-        try:
-            jobs = self.client.jobs(self.submission.job_id)
-        except SlurmError as error:
-            self._say(f"Slurm does not answer ({error}); asking again")
+        answer = self._answer()
+        if answer is None:
+            self.due = now
+            return None
+        if isinstance(answer, SlurmError):
+            self._say(f"Slurm does not answer ({answer}); asking again")
             return self._recorded("not reached")
+        jobs = answer
         # After a controller lost its state, the same id can be somebody else's job.
         ours = [job for job in jobs if self.submission.token in job.command]
         if not ours:
@@ -96,6 +104,25 @@ class _Watch:
         if job.ended:
             return Ending(exit_code_of(job), "slurm", job.state)
         return None
+
+    def _answer(self) -> tuple[Job, ...] | SlurmError | None:
+        """Return Slurm's answer, or None while it lets itself be waited for: the log goes on."""
+        if self.thread is None:
+            self.thread = Thread(target=self._ask, daemon=True)
+            self.thread.start()
+        self.thread.join(ANSWER_S)
+        if self.thread.is_alive():
+            return None
+        self.thread = None
+        if isinstance(self.result, BaseException) and not isinstance(self.result, SlurmError):
+            raise self.result
+        return self.result
+
+    def _ask(self) -> None:
+        try:
+            self.result = self.client.jobs(self.submission.job_id)
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            self.result = error
 
     def _say(self, words: str) -> None:
         if words != self.said:

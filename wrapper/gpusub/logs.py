@@ -41,7 +41,7 @@ GONE_S = 3.0
 def logs(
     job: str | None, following: bool, rank: str | None, lines: int | None, as_json: bool
 ) -> int:
-    """Print a job's log, by default that of my newest job.
+    """Print a job's log, by default that of my newest job of gpusub's.
 
     JOB is a job's id, a task of an array (12_3), a name, a run's token or a run directory. Rank 0
     writes to the job's main log, every other rank to one of its own.
@@ -51,6 +51,9 @@ def logs(
     wanted = _rank(rank)
     client = commands.CommandClient()
     target = _target(job, client, following)
+    if any(entry.tasks and entry.state == "PENDING" for entry in target.entries[:1]):
+        # It gets its own id, and its log a name, only as it starts.
+        raise GpusubError(f"{target.word}: a task of an array that has not started has no log yet")
     plan = target.run.plan() if target.run else {}
     log = log_of(target, plan, client)
     if log is None:

@@ -335,7 +335,11 @@ def _cpus_of_partition(
     share = min(_cpu_share(kind, gpus) for kind in kinds)
     if caps and min(caps) < share:
         return Value(min(caps), f"Slurm: MaxCPUsPerNode of {_names(partitions)}")
-    return Value(share, f"{gpus} GPUs' share of a node" if gpus else "all CPUs of a node")
+    return Value(share, _share_of(gpus) if gpus else "all CPUs of a node")
+
+
+def _share_of(gpus: int) -> str:
+    return "1 GPU's share of a node" if gpus == 1 else f"{gpus} GPUs' share of a node"
 
 
 def _cpu_share(kind: NodeKind, gpus: int) -> int:
@@ -384,7 +388,7 @@ def _memory(
     )
     if caps and min(caps) < share:
         return Value(f"{min(caps)}M", f"Slurm: MaxMemPerNode of {_names(partitions)}")
-    return Value(f"{share}M", f"{gpus} GPUs' share of a node" if gpus else "the CPUs' share")
+    return Value(f"{share}M", _share_of(gpus) if gpus else "the CPUs' share")
 
 
 def summary(resources: Resources) -> Mapping[str, str]:

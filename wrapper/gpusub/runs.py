@@ -55,7 +55,15 @@ class Run:
 def default_root() -> Path:
     """Return where submissions from here put their run directories."""
     asked = os.path.expanduser(os.environ.get("GPUSUB_RUN_ROOT") or ".gpusub")
-    return Path(os.path.abspath(asked))
+    try:
+        return Path(os.path.abspath(asked))
+    except FileNotFoundError:  # the working directory is gone
+        return Path("/nonexistent")
+
+
+def is_job_id(name: str) -> bool:
+    """Whether a name is a job's id; isdigit alone takes ² for one."""
+    return name.isascii() and name.isdigit()
 
 
 def of_command(command: str) -> Run | None:
@@ -73,7 +81,7 @@ def under(root: Path) -> tuple[Run, ...]:
         return ()
     ids: dict[str, list[int]] = {}
     for name in names:
-        if name.isdigit():
+        if is_job_id(name):
             with contextlib.suppress(OSError):
                 ids.setdefault(str((root / name).readlink()), []).append(int(name))
     return tuple(
@@ -106,7 +114,8 @@ def value(plan: Mapping[str, Any], *keys: str) -> tuple[Any, str]:
 
 def runs_here(run: Run, proc: Path = Path("/proc")) -> bool:
     """Whether a process of the user's on this machine is the run's: one without Slurm."""
-    mark = b"GPUSUB_RUN_DIR=" + os.fsencode(run.path)
+    # Not its path: that of one who came by a link is another.
+    mark = b"GPUSUB_TOKEN=" + run.token.encode()
     for entry in proc.glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if mark in entry.read_bytes().split(b"\0"):

@@ -95,6 +95,17 @@ def _under(prefix: str, values: Mapping[str, Value[Any]]) -> dict[str, Value[Any
     return {f"{prefix}.{key}": value for key, value in values.items()}
 
 
+# NAME=VALUE with a value as the shell reads one word; the innermost name decides.
+_ASSIGNMENT = re.compile(
+    r"\b([A-Za-z_]\w*)=(?![A-Za-z_]\w*=)"
+    r"""((?:\$?'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|,'"\\])+)"""
+)
+_SECRET_OPTION = re.compile(
+    r"(--?[\w-]*(?:token|key|password|secret)[ =]+|\bbearer\s+)[^\s'\"]+", re.IGNORECASE
+)
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^@\s/]+@")
+
+
 def _masked(key: str, value: Any) -> Any:
     if key.startswith("env.") and value is not None and secret(key.removeprefix("env.")):
         return MASK
@@ -102,11 +113,11 @@ def _masked(key: str, value: Any) -> Any:
         return [_masked("", item) for item in value]
     if isinstance(value, str):
         # In a line of the setup, export HF_TOKEN=… is one, too.
-        return re.sub(
-            r"\b([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)",
-            lambda match: f"{match[1]}={MASK}" if secret(match[1]) else match[0],
-            value,
+        value = _ASSIGNMENT.sub(
+            lambda match: f"{match[1]}={MASK}" if secret(match[1]) else match[0], value
         )
+        value = _SECRET_OPTION.sub(rf"\1{MASK}", value)
+        return _URL_PASSWORD.sub(rf"\1{MASK}@", value)
     return value
 
 
@@ -301,8 +312,14 @@ def _init(target: str) -> int:
         return 0
     path = Path(os.path.expanduser(target))
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        # Everybody reads a site's file, whatever the umask of the administrator.
+        old = os.umask(0o022)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        finally:
+            os.umask(old)
     except FileExistsError:
         raise GpusubError(
             f"{path}: is there already; name another file, or compare with: gpusub config --init | "

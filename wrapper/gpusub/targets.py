@@ -17,6 +17,7 @@ from gpuslurm.queue import QueueEntry
 from gpusub import runs
 from gpusub.errors import ExitCode, GpusubError
 from gpusub.runs import Run
+from gpusub.screen import plain
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ def nearest(word: str, entries: Sequence[QueueEntry], known: Sequence[Run]) -> s
     words += [w for run in known for w in (run.token, *map(str, run.job_ids))]
     near = difflib.get_close_matches(word, filter(None, words), n=1, cutoff=0.5)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {plain(near[0])}?"
     if entries:
         latest = newest_first(entries)[0]
-        return f"your newest is {latest.shown} ({latest.name}); gpusub status lists them"
+        return f"your newest is {latest.shown} ({plain(latest.name)}); gpusub status lists them"
     return "you have none that Slurm knows; a run directory can be named by its path"
 
 
@@ -137,7 +138,7 @@ def resolve(
     targets = []
     for word in words:
         target = _path(word, entries) if "/" in word else find(word, entries, known)
-        if target is None and client and word.isdigit():
+        if target is None and client and runs.is_job_id(word):
             with answered():
                 others = client.queue([int(word)])
             target = Target(word, others) if others else None
@@ -155,6 +156,9 @@ def _path(word: str, entries: Sequence[QueueEntry]) -> Target | None:
 def _no_job(word: str) -> str:
     if "/" in word:
         return f"{word!r} is no run directory"
+    if "_[" in word:
+        array = word.partition("_")[0]
+        return f"{word!r}: for an array's waiting tasks write the array, {array}, or one task"
     return f"no job {word!r}"
 
 
