@@ -58,6 +58,15 @@ def test_from_cmd_on_every_word_is_cmds(
     assert started[:4] == [42, node, False, command]
 
 
+def test_somebody_elses_job_is_refused(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(targets, "me", lambda: "colleague")
+    assert cli.run(["exec", "42", "hostname"]) == 2
+    assert "the job is researcher's, not yours" in capsys.readouterr().err
+    assert started == []
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -367,3 +368,26 @@ class TestTail:
         played = Played(job("PENDING"), job("RUNNING"), job("COMPLETED"), at_each=at_each)
         follow(played, submission, Tail(log, out), said.append)
         assert out.getvalue() == b"line 0\nline 1\nline 2\n"
+
+
+def test_the_log_goes_on_while_slurm_lets_itself_be_waited_for(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "ANSWER_S", 0.001)
+    shown = 0
+
+    class Log:
+        def copy(self) -> bool:
+            nonlocal shown
+            shown += 1
+            return True
+
+    def hang(_asked: int) -> None:
+        before = shown
+        deadline = time.monotonic() + 10
+        while shown < before + 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    client = Played(job(), job("COMPLETED"), at_each=hang)
+    assert follow(client, submission, Log(), lambda _: None).exit_code == 0

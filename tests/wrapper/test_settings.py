@@ -18,7 +18,7 @@ from gpusub.cli import SBATCH_VARIABLES, run
 from gpusub.config import ProfileSchema
 from gpusub.plan import Plan, plain
 from gpusub.request import Request
-from gpusub.settings import DEFAULTS
+from gpusub.settings import DEFAULTS, _masked
 
 Capture = pytest.CaptureFixture[str]
 
@@ -152,6 +152,31 @@ def test_a_secret_is_masked(
     assert "hunter2" not in out
     assert out.count("***") == 3
     assert "B=c" in out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export HF_TOKEN=hunter2",
+        "export HF_TOKEN='a hunter2'",
+        "export HF_TOKEN=$'a hunter2'",
+        'export HF_TOKEN="a\\"hunter2"',
+        r"export HF_TOKEN=a\ hunter2",
+        "--export=HF_TOKEN=hunter2",
+        "login --token hunter2",
+        "curl -H 'Authorization: Bearer hunter2' x",
+        "export URL=postgres://me:hunter2@db/x",
+    ],
+)
+def test_a_secret_in_a_line_of_the_setup_is_masked(line: str) -> None:
+    masked = _masked("setup", [line])
+    assert "hunter2" not in str(masked)
+    assert "***" in str(masked)
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    line = "module load cuda && export NCCL_IB_SL=5 TOKENIZERS_PARALLELISM=false X=http://h:80/x"
+    assert _masked("setup", line) == line
 
 
 def test_it_is_aligned_within_80_columns(
