@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,22 @@ def nobody() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_room() -> Iterator[None]:
-    """Files can be made and not be written to, as on a full disk or above a quota."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def no_room() -> Callable[[], AbstractContextManager[None]]:
+    """Files can be made and not be written to, as on a full disk or above a quota.
+
+    For a block, not a whole test: pytest itself may write to a file at a test's end.
+    """
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return limited
 
 
 H100 = NodeKind("gpu", "gpu-[001-004]", 4, 192, 2, 2_000_000, 8, frozenset({"h100", "ndr"}))

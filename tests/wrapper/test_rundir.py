@@ -5,7 +5,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -189,10 +190,11 @@ class TestCreate:
 
     @pytest.mark.parametrize("users", [True, False])
     def test_where_there_is_no_room_nothing_is_left(
-        self, work: Path, no_room: None, users: bool
+        self, work: Path, no_room: Callable[[], AbstractContextManager[None]], users: bool
     ) -> None:
         root = work if users else work / ".gpusub"
-        with pytest.raises(GpusubError, match=r"cannot be made: File too large; name another"):
+        refused = pytest.raises(GpusubError, match=r"cannot be made: File too large; name another")
+        with refused, no_room():
             rundir.create(root, TOKEN, "x" * 10_000, {})
         assert tree(work) == set()
 
