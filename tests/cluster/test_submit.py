@@ -327,7 +327,7 @@ def test_a_job_that_can_never_start_is_told_of(cluster: Cluster, home: Path) -> 
     cluster.run(["scontrol", "update", "partitionname=gpu", "state=down"], user="root")
     done = cluster.run(["gpusub", "report.py"])
     assert "will not start (PartitionDown): the partition is down" in done.stderr
-    assert "scancel" in done.stderr
+    assert "gpusub cancel" in done.stderr
 
 
 def test_what_a_surrounding_job_planted_does_not_reach_the_new_one(
