@@ -438,7 +438,9 @@ def test_the_log_starts_with_each_nodes_python(cluster: Cluster, home: Path) -> 
 
 def test_a_sick_nodes_prolog_sends_the_job_elsewhere(cluster: Cluster, home: Path) -> None:
     cluster.hook("prolog", '#!/bin/sh\n[ "$SLURMD_NODENAME" != gpu-5 ]\n')
-    found = follow(cluster, "-N2", "--gpus-per-node=1", "report.py")
+    submit = ["gpusub", "--parsable", "-N2", "--gpus-per-node=1", "report.py"]
+    cluster.wait(cluster.run(submit).stdout.strip(), "COMPLETED", timeout=120)
+    found = reports(log_of(home))
     assert len(found) == 2
     assert "gpu-5" not in {report["host"] for report in found}
 
