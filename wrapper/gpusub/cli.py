@@ -13,6 +13,7 @@ import click
 
 from gpusub import __version__
 from gpusub.errors import ExitCode, GpusubError
+from gpusub.output import note
 from gpusub.request import (
     BUILT_IN,
     NOT_PASSED_ON,
@@ -460,5 +461,5 @@ def _explain(error: click.ClickException) -> str:
 
 def _fail(message: str, code: ExitCode) -> int:
     line = " ".join(message.splitlines())
-    sys.stderr.write(f"gpusub: error: {line}\n".encode(errors="backslashreplace").decode())
+    note(f"gpusub: error: {line}")
     return int(code)
