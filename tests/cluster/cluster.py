@@ -270,6 +270,9 @@ class Cluster:
             # A prolog, an epilog or a task may hang: take the power from the nodes that do.
             self._power_cycle_busy()
             self._wait_clean(timeout)
+        # Only now: a job that still runs would write into what is being deleted.
+        with umask(0o022):
+            self._reset_homes()
 
     # -- start
 
@@ -392,11 +395,13 @@ class Cluster:
             self.hook(hook)
         if self._write_etc():
             self.scontrol("reconfigure")
+        for node in self._nodes.values():
+            node.reset()
+
+    def _reset_homes(self) -> None:
         for user in USERS:
             empty(self.path(f"/home/{user}"))
         self._make_homes()
-        for node in self._nodes.values():
-            node.reset()
 
     def _cancel_all(self) -> None:
         jobs = self.box.run(["squeue", "-h", "-o", "%A"]).stdout.split()
