@@ -1,0 +1,32 @@
+"""What a node remembers from one run to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Every listed port's counters at one moment.
+
+    ``at_s`` is the time since boot, ``ports`` maps ``mlx5_0:1`` to its counters' values.
+    """
+
+    at_s: float
+    ports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class History:
+    """What earlier runs of one boot left behind; after a reboot it is empty again.
+
+    ``stamps`` are the counters of earlier runs, oldest first. ``seen`` maps what was unknown
+    (``ib_port mlx5_0:1 hung``) to when it was seen first and last, in seconds since boot.
+    ``resumed_s`` is when our last drain of this node was lifted, if in this boot.
+    """
+
+    boot_id: str = ""
+    stamps: tuple[Stamp, ...] = ()
+    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    resumed_s: float = 0.0
