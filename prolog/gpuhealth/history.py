@@ -24,9 +24,12 @@ class History:
     ``stamps`` are the counters of earlier runs, oldest first. ``seen`` maps what was unknown
     (``ib_port mlx5_0:1 hung``) to when it was seen first and last, in seconds since boot.
     ``resumed_s`` is when our last drain of this node was lifted, if in this boot.
+    ``full_function`` are the HCAs whose VPD says that jobs may use them: it is slow to read, and
+    stays as it is until the next boot (`gpuhealth.hca.is_limited`).
     """
 
     boot_id: str = ""
     stamps: tuple[Stamp, ...] = ()
     seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     resumed_s: float = 0.0
+    full_function: tuple[str, ...] = ()
