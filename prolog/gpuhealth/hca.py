@@ -68,7 +68,7 @@ def port_path(device: str, number: int) -> str:
 
 
 def split_name(name: str) -> tuple[str, int]:
-    """Return device (or PCI address) and port number of ``mlx5_0:1``, ``mlx5_0``, ``0000:18:00.0:1``.
+    """Return device (or PCI address) and number of ``mlx5_0:1``, ``mlx5_0``, ``0000:18:00.0:1``.
 
     ValueError if it is none of these.
     """

@@ -6,8 +6,10 @@ import errno
 from dataclasses import dataclass
 from typing import Optional
 
-# What stands for a read that didn't come back, and for one that a recording has nothing of.
+# What stands for a read that didn't come back, for one that there was no time left for, and for
+# one that a recording has nothing of.
 HUNG = errno.ETIMEDOUT
+OUT_OF_TIME = errno.ECANCELED
 NOT_RECORDED = errno.ENODATA
 
 # ENOTDIR: a component of the path is a file, so there can be nothing below it.
@@ -72,6 +74,8 @@ def describe(error: int) -> str:
         return "absent"
     if error == HUNG:
         return "hung"
+    if error == OUT_OF_TIME:
+        return "not looked at (out of time)"
     if error == NOT_RECORDED:
         return "not recorded"
     return errno.errorcode.get(error, f"errno {error}")

@@ -222,6 +222,8 @@ def _missing_pkeys(node: Node, listed: hca.ListedPort, want: Ports) -> tuple[int
         if value is None:
             return found if found.error else Reading(error=errno.EINVAL)
         have.add(value & 0x7FFF)
+        if have.issuperset(key & 0x7FFF for key in want.pkeys):
+            break
     return tuple(key for key in want.pkeys if key & 0x7FFF not in have)
 
 
