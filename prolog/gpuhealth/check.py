@@ -44,7 +44,7 @@ class Node:
 
     ``thresholds`` are the check's own: its defaults, and over them the policy's. ``sku`` is
     None without a policy. ``job`` is None outside of a job's prolog and epilog. ``now_s`` is
-    the time since boot.
+    the time since boot, ``hung`` are the places that did not answer in this run.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Node:
     history: History = field(default_factory=History)
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     now_s: float = 0.0
+    hung: tuple[str, ...] = ()
 
     @property
     def policy(self) -> Sku:

@@ -1,1 +1,7 @@
-"""The checks themselves, one module for what is looked at together."""
+"""The checks themselves, one module for what is looked at together.
+
+Importing this package registers them all, in the order in which they are reported.
+"""
+
+from gpuhealth.checks import ports  # noqa: F401
+from gpuhealth.checks import hung  # noqa: F401
