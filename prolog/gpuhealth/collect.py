@@ -13,7 +13,15 @@ from typing import Optional
 
 from gpuhealth import isolation
 from gpuhealth.reading import HUNG, Listing, Reading
-from gpuhealth.source import LIMIT_BYTES, Entries, Recorder, Source, failed
+from gpuhealth.source import (
+    KERNEL_LOG,
+    KERNEL_WORDS,
+    LIMIT_BYTES,
+    Entries,
+    Recorder,
+    Source,
+    failed,
+)
 
 # One read. A busy node's firmware may take a second for one.
 READ_TIMEOUT_S = 2.0
@@ -71,6 +79,10 @@ class _Avoiding:
 
     def kind(self, path: str) -> Reading:
         return Reading(error=HUNG) if self._avoids(path) else self._source.kind(path)
+
+    def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
+        hung = self._avoids(KERNEL_LOG)
+        return Reading(error=HUNG) if hung else self._source.kernel_log(words)
 
 
 def collect(

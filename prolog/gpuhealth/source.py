@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Optional, Protocol, Union
 
 from gpuhealth.reading import NOT_RECORDED, Listing, Reading
@@ -24,6 +24,16 @@ Entries = dict[str, Entry]
 LIMIT_BYTES = 4096
 # Below this many links a path is no loop (path_resolution(7): ELOOP after 40).
 _LINKS = 40
+
+KERNEL_LOG = "/dev/kmsg"
+# What a record of the kernel's log has to contain to be kept. The list is here, and not with the
+# checks, since all of them share one look at the log.
+KERNEL_WORDS = ("NVRM: Xid", "mlx5")
+# For each word the newest records alone: a driver that floods the log must not push out the other.
+_KEPT = 256
+_KEPT_CHARS = 512
+_LOG_READS = 1 << 17
+_LOG_BYTES = 1 << 24
 
 
 class Source(Protocol):
@@ -43,6 +53,13 @@ class Source(Protocol):
 
     def kind(self, path: str) -> Reading:
         """Return what a path is: ``file``, ``dir``, ``char``, ``block`` or ``other``."""
+
+    def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
+        """Return the records of the kernel's log that contain one of ``words``, a line each.
+
+        ``words`` are some of `KERNEL_WORDS`. A record is ``prefix;text`` as in
+        linux:Documentation/ABI/testing/dev-kmsg, without its continuation lines.
+        """
 
 
 def _strip(text: str) -> str:
@@ -147,6 +164,54 @@ class Directory:
             if test(mode):
                 return Reading(name)
         return Reading("other")
+
+    def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
+        """Return the records of the kernel's log that contain one of ``words``."""
+        try:
+            handle = os.open(
+                self._inside(KERNEL_LOG), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+            )
+            try:
+                if stat.S_ISCHR(os.fstat(handle).st_mode):
+                    return Reading(_chosen(_records(handle), words))
+                # A recorded tree holds a plain file of such lines.
+                data = os.read(handle, _LOG_BYTES)
+            finally:
+                os.close(handle)
+        except (OSError, ValueError) as error:
+            return Reading(error=_errno(error))
+        return Reading(_chosen(data.split(b"\n"), words))
+
+
+def _records(handle: int) -> Iterator[bytes]:
+    """Yield the records that the kernel's log has now: each read gives one of them."""
+    total = 0
+    for _ in range(_LOG_READS):
+        try:
+            record = os.read(handle, 8192)
+        except BlockingIOError:
+            return  # that was the newest one
+        except BrokenPipeError:
+            continue  # overwritten meanwhile: the next read goes on with the oldest one left
+        if not record:
+            return
+        total += len(record)
+        if total > _LOG_BYTES:
+            return
+        yield record.partition(b"\n")[0]
+
+
+def _chosen(records: Iterable[bytes], words: tuple[str, ...]) -> str:
+    kept: list[tuple[bytes, list[tuple[int, bytes]]]] = [(word.encode(), []) for word in words]
+    for number, record in enumerate(records):
+        for word, found in kept:
+            if word in record:
+                found.append((number, record))
+                if len(found) >= 2 * _KEPT:
+                    del found[:_KEPT]
+                break
+    lines = sorted(line for _, found in kept for line in found[-_KEPT:])
+    return "\n".join(line.decode("utf-8", "replace")[:_KEPT_CHARS] for _, line in lines)
 
 
 _KINDS: tuple[tuple[str, Callable[[int], bool]], ...] = (
@@ -267,6 +332,14 @@ class Recording:
             return Reading("dir")
         return Reading(error=entry)
 
+    def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
+        """Return the recorded part of the kernel's log that contains one of ``words``."""
+        found = self.read(KERNEL_LOG)
+        if found.text is None:
+            return found
+        lines = found.text.splitlines()
+        return Reading("\n".join(line for line in lines if any(word in line for word in words)))
+
 
 def _recorded_errno(entry: Mapping[str, str]) -> int:
     return getattr(errno, entry.get("errno", ""), errno.EIO)
@@ -326,6 +399,13 @@ class Recorder:
         if not self._recorded(path):
             self._put(path, self._source.kind(path), "kind")
         return Recording(self.entries).kind(path)
+
+    def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
+        """Return the records of the kernel's log that contain one of ``words``."""
+        if not self._recorded(KERNEL_LOG):
+            # All of it: the next one to look may ask for other words.
+            self._put(KERNEL_LOG, self._source.kernel_log())
+        return Recording(self.entries).kernel_log(words)
 
     def _put(self, key: str, found: Reading, form: str = "") -> None:
         if found.text is None:
