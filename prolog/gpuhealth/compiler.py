@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
+import gpuhealth.checks  # noqa: F401 - registers them
 from gpuhealth import hca, hostlist
 from gpuhealth.check import REGISTRY
 from gpuhealth.finding import ACTIONS
@@ -106,15 +107,10 @@ def _list(of: Value) -> Value:
 
 def _pairs(node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield the entries of a mapping: key, the key's node, the value's node."""
-    if type(node).__name__ != "MappingNode":
+    if node.tag != "tag:yaml.org,2002:map":
         raise _fail(node, path, "expected keys and values")
-    seen = set()
     for key, value in node.value:
-        name = _text(key, path)
-        if name in seen:
-            raise _fail(key, path, f"{name} stands there twice")
-        seen.add(name)
-        yield name, key, value
+        yield _text(key, path), key, value
 
 
 def _keys(shape: Mapping[str, Value]) -> Callable[[Any, str], dict[str, Any]]:
@@ -305,7 +301,14 @@ def _merge(loader: Any, node: Any, seen: Optional[set[int]] = None) -> None:
         return
     seen.add(id(node))
     if type(node).__name__ == "MappingNode":
+        own = [key.value for key, _ in node.value if type(key).__name__ == "ScalarNode"]
+        for key, _ in node.value:
+            if own.count(key.value) > 1:
+                raise _fail(key, "", f"{key.value} stands there twice")
         loader.flatten_mapping(node)
+        # What was merged comes first, and gives way.
+        last = {str(key.value): (key, value) for key, value in node.value}
+        node.value = list(last.values())
         for _, value in node.value:
             _merge(loader, value, seen)
     elif type(node).__name__ == "SequenceNode":

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
+import gpuhealth.checks  # noqa: F401 - registers them
 from gpuhealth import check, collect, finding, isolation, nvml
 from gpuhealth.check import Check, Job, Node
 from gpuhealth.finding import Finding
@@ -22,6 +23,8 @@ DEADLINE_S = 20.0
 # Persistence mode off, or a busy driver: nvmlInit alone may take seconds.
 NVML_TIMEOUT_S = 10.0
 NVML = "nvml"
+# The key of a recording that `gpuhealth record` made; another one is a map of files.
+RECORDED_BY_US = "gpuhealth"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _GPUS = "/proc/driver/nvidia/gpus"
 
@@ -144,20 +147,20 @@ def examine_recording(
 ) -> Examination:
     """Judge what was recorded of a node. Pure: the same recording, the same verdict."""
     entries = {path: recording[path] for path in entries_of(recording)}
-    return _judge(request, entries, recording.get(NVML) or {}, {}, NOT_RECORDED, now_s)
+    source = Recording(entries, partial=RECORDED_BY_US in recording)
+    return _judge(request, source, entries, recording.get(NVML) or {}, {}, now_s)
 
 
 def _judge(
     request: Request,
+    source: Source,
     entries: Entries,
     gpus: Mapping[str, Any],
     hung: Mapping[str, Optional[isolation.Abandoned]],
-    missing: int,
     now_s: float,
     duration_s: float = 0.0,
 ) -> Examination:
     checks = check.selected(request.policy, request.context, request.job, request.only)
-    source = Recording(entries, missing)
     known = nvml.from_dict(gpus) if gpus else None
     sku, found = _look(source, request, checks, known, now_s, tuple(hung))
     found = check.soften(found)
@@ -211,8 +214,10 @@ def examine(request: Request, source: Source, with_nvml: bool = True) -> Examina
     hung.update(collected.hung)
     for place in request.avoid:
         hung.setdefault(place, None)
-    missing_errno = NOT_RECORDED if collected.complete else OUT_OF_TIME
-    judged = _judge(request, collected.entries, gpus, hung, missing_errno, now_s)
+    read = Recording(
+        collected.entries, NOT_RECORDED if collected.complete else OUT_OF_TIME, partial=True
+    )
+    judged = _judge(request, read, collected.entries, gpus, hung, now_s)
     return replace(
         judged,
         duration_s=time.monotonic() - started_s,
@@ -241,7 +246,7 @@ class _Missing(Recording):
     """A recording that notes whether something was looked for that it says nothing of."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        super().__init__(entries, NOT_RECORDED)
+        super().__init__(entries, NOT_RECORDED, partial=True)
         self.found = False
 
     def _missing(self, path: str) -> int:

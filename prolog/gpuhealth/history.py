@@ -33,3 +33,12 @@ class History:
     seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     resumed_s: float = 0.0
     full_function: tuple[str, ...] = ()
+
+
+PERSISTS_S = 60.0
+
+
+def persists(history: History, key: str, now_s: float) -> bool:
+    """Whether what is seen now (``ib_port mlx5_0:1 gone``) was seen 60 s ago, too, in this boot."""
+    seen = history.seen.get(key)
+    return seen is not None and now_s - seen[0] >= PERSISTS_S

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import gpuhealth.checks  # noqa: F401 - registers them
 from gpuhealth import check, collect, examination, hca, isolation, nvml
 from gpuhealth.check import Node
 from gpuhealth.policy import Ports, Sku
@@ -63,7 +64,9 @@ def record(source: Source, node: str, with_nvml: bool, deadline_s: float = 60.0)
         answer = ask_nvml(min(deadline_s, examination.NVML_TIMEOUT_S))
     gpus = nvml.from_dict(answer)
     collected = collect.collect(source, lambda s: _look(s, node, gpus), until_s)
-    found: dict[str, Any] = {"gpuhealth": {"schema": SCHEMA, "complete": collected.complete}}
+    found: dict[str, Any] = {
+        examination.RECORDED_BY_US: {"schema": SCHEMA, "complete": collected.complete}
+    }
     if answer:
         found[examination.NVML] = answer
     found.update(sorted(collected.entries.items()))
@@ -169,4 +172,4 @@ def _guid(number: int) -> str:
 def entries_as_source(recording: Mapping[str, Any]) -> Recording:
     """Return a recording to look at."""
     entries: Entries = {key: value for key, value in recording.items() if key.startswith("/")}
-    return Recording(entries)
+    return Recording(entries, partial=examination.RECORDED_BY_US in recording)

@@ -234,12 +234,16 @@ class Recording:
     directories then hold what the paths show. What the map says nothing of is not recorded,
     which is not the same as absent; ``unknown`` is the errno that such a look gets. In a map of
     files alone a path is absent if another one below the same top (``/sys/class/infiniband``)
-    is there.
+    is there. ``partial`` says that it is no such map, but what could be read before time ran
+    out: then nothing is absent for not being there.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], unknown: int = NOT_RECORDED) -> None:
+    def __init__(
+        self, entries: Mapping[str, Entry], unknown: int = NOT_RECORDED, partial: bool = False
+    ) -> None:
         self._entries = entries
         self._unknown = unknown
+        self._partial = partial
         self._derived: Optional[dict[str, set[str]]] = None
 
     def _directories(self) -> dict[str, set[str]]:
@@ -247,8 +251,7 @@ class Recording:
         if self._derived is None:
             derived: dict[str, set[str]] = {}
             for path, entry in self._entries.items():
-                # A failed look shows nothing of what is around it.
-                if not path.startswith("/") or (isinstance(entry, dict) and "errno" in entry):
+                if not path.startswith("/") or _is_absent(entry):
                     continue
                 parts = path.strip("/").split("/")
                 for depth in range(len(parts)):
@@ -268,12 +271,12 @@ class Recording:
             if isinstance(listed, dict):
                 return _recorded_errno(listed)
         top = "/" + "/".join(parts[:3])
-        if len(parts) >= 3 and not self._listed_anywhere() and top in self._directories():
+        if len(parts) >= 3 and self._files_alone() and top in self._directories():
             return errno.ENOENT
         return self._unknown
 
-    def _listed_anywhere(self) -> bool:
-        return any(path.endswith("/") for path in self._entries)
+    def _files_alone(self) -> bool:
+        return not self._partial and not any(path.endswith("/") for path in self._entries)
 
     def _entry(self, path: str) -> Union[Entry, int]:
         entry = self._entries.get(path)
@@ -306,7 +309,7 @@ class Recording:
             return Listing(tuple(entry))
         if isinstance(entry, dict):
             return Listing(error=_recorded_errno(entry))
-        if not self._listed_anywhere():
+        if self._files_alone():
             derived = self._directories().get(path.rstrip("/") or "/")
             if derived:
                 return Listing(tuple(sorted(derived)))
@@ -341,6 +344,10 @@ class Recording:
         return Reading("\n".join(line for line in lines if any(word in line for word in words)))
 
 
+def _is_absent(entry: Entry) -> bool:
+    return isinstance(entry, dict) and entry.get("errno") in ("ENOENT", "ENOTDIR")
+
+
 def _recorded_errno(entry: Mapping[str, str]) -> int:
     return getattr(errno, entry.get("errno", ""), errno.EIO)
 
@@ -372,13 +379,13 @@ class Recorder:
         """Return the start of a file."""
         if not self._recorded(path):
             self._put(path, self._source.read(path, limit, binary))
-        return Recording(self.entries).read(path, limit, binary)
+        return Recording(self.entries, partial=True).read(path, limit, binary)
 
     def lines(self, path: str, prefixes: tuple[str, ...]) -> Reading:
         """Return the lines that start with one of ``prefixes``."""
         if not self._recorded(path):
             self._put(path, self._source.lines(path, prefixes))
-        return Recording(self.entries).lines(path, prefixes)
+        return Recording(self.entries, partial=True).lines(path, prefixes)
 
     def names(self, path: str) -> Listing:
         """Return what is in a directory."""
@@ -386,26 +393,26 @@ class Recorder:
         if not self._recorded(key):
             found = self._source.names(path)
             self.entries[key] = _failed(found.error) if found.error else list(found.names)
-        return Recording(self.entries).names(path)
+        return Recording(self.entries, partial=True).names(path)
 
     def target(self, path: str) -> Reading:
         """Return where a path really is."""
         if not self._recorded(path):
             self._put(path, self._source.target(path), "link")
-        return Recording(self.entries).target(path)
+        return Recording(self.entries, partial=True).target(path)
 
     def kind(self, path: str) -> Reading:
         """Return what a path is."""
         if not self._recorded(path):
             self._put(path, self._source.kind(path), "kind")
-        return Recording(self.entries).kind(path)
+        return Recording(self.entries, partial=True).kind(path)
 
     def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
         """Return the records of the kernel's log that contain one of ``words``."""
         if not self._recorded(KERNEL_LOG):
             # All of it: the next one to look may ask for other words.
             self._put(KERNEL_LOG, self._source.kernel_log())
-        return Recording(self.entries).kernel_log(words)
+        return Recording(self.entries, partial=True).kernel_log(words)
 
     def _put(self, key: str, found: Reading, form: str = "") -> None:
         if found.text is None:

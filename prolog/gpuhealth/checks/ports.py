@@ -54,7 +54,7 @@ def ib_port(node: Node) -> Iterator[Finding]:
     findings = [_judge(node, port, listed) for port in hca.listed_ports(node)]
     systemic = len(findings) > 1 and _same_cause(findings)
     for finding in findings:
-        yield replace(finding, systemic=systemic)
+        yield replace(finding, systemic=systemic or finding.systemic)
 
 
 def _same_cause(findings: list[Finding]) -> bool:
