@@ -53,7 +53,7 @@ def propose(source: Source, node: str, gpus: Optional[Nvml]) -> str:
     if count:
         lines.append(f"    gpus: {count}")
     if gpus and not gpus.error:
-        links = {sum(1 for link in gpu.nvlinks if link.active) for gpu in gpus.gpus}
+        links = {sum(map(bool, gpu.nvlinks or ())) for gpu in gpus.gpus}
         if len(links) == 1 and links != {0}:
             lines.append(f"    nvlinks: {links.pop()}")
     if kinds:

@@ -53,7 +53,7 @@ class TestRun:
         assert len(found.observed) <= 120
 
     def test_thresholds_are_the_checks_own_and_over_them_the_policys(self) -> None:
-        seen = {}
+        seen: dict[str, object] = {}
 
         def look(node: Node) -> Iterator[Finding]:
             seen.update(node.thresholds)

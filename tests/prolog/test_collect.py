@@ -8,7 +8,7 @@ import pytest
 
 from gpuhealth import collect
 from gpuhealth.reading import Reading
-from gpuhealth.source import Directory, Recording, Source
+from gpuhealth.source import Directory, Entries, Recording, Source
 
 FILES = {
     "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
@@ -122,7 +122,7 @@ def test_places_to_avoid_are_not_touched(root: Path) -> None:
 
 def test_what_is_known_is_not_read_again(root: Path) -> None:
     hang(root, "/sys/class/infiniband/mlx5_0/ports/1/state")
-    known = {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE"}
+    known: Entries = {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE"}
     found = collect.collect(Directory(str(root)), look, in_s(5), known)
     assert found.complete
     assert not found.hung

@@ -15,7 +15,7 @@ from gpuhealth.examination import Request, examine, examine_recording
 from gpuhealth.finding import HEALTHY, UNHEALTHY, UNKNOWN
 from gpuhealth.policy import Policy
 from gpuhealth.source import Directory, Recording
-from recorded import CLASS, PORTS, POLICY, h100, port, write
+from recorded import CLASS, HCAS, POLICY, PORTS, h100, port, write
 
 # Of the recorded node only /sys/class/infiniband is known.
 OFF = ", ".join(f"{name}: off" for name in check.REGISTRY if name not in ("ib_port", "hung"))
@@ -145,7 +145,8 @@ def test_the_gpus_name(text: Any, model: str | None) -> None:
     assert examination.gpu_model(source) == model
 
 
-PATHS = st.sampled_from([path for path in (h100() if True else {}) if "counters/" not in path])
+FILES = ("state", "phys_state", "rate", "link_layer")
+PATHS = st.sampled_from([f"{port(f'mlx5_{number}')}/{name}" for number in HCAS for name in FILES])
 TREES = int(os.environ.get("GPUHEALTH_TREES", "300"))
 
 

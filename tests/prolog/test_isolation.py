@@ -62,7 +62,7 @@ class TestCall:
     ) -> None:
         # A mock: no test can put a process into state D. The kill does not arrive.
         killed: list[int] = []
-        monkeypatch.setattr(isolation.os, "kill", lambda pid, sig: killed.append(pid))
+        monkeypatch.setattr(os, "kill", lambda pid, sig: killed.append(pid))
         before_s = time.monotonic()
         outcome = isolation.call(hang, 0.1)
         assert time.monotonic() - before_s < 1
@@ -79,10 +79,10 @@ class TestCall:
         assert isolation.Abandoned(os.getpid(), isolation.start_of(os.getpid())).lives
 
     def test_no_descriptor_is_left(self) -> None:
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for work in (raises, hang, lambda: b"fine"):
             isolation.call(work, 0.1)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_nobody_waits_for_the_output_of_a_child_that_was_left_behind(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_nobody_waits_for_the_output_of_a_child_that_was_left_behind(tmp_path: P
         # Nor does it keep the lock that its parent held.
         taken = subprocess.run(["flock", "-n", str(tmp_path / "lock"), "true"], check=False)
         assert taken.returncode == 0
-        assert os.path.exists(f"/proc/{pid}")
+        assert Path(f"/proc/{pid}").exists()
     finally:
         os.kill(pid, signal.SIGKILL)
 
