@@ -203,10 +203,13 @@ class _Missing:
         self.why = why
 
 
+def _address(info: Any) -> str:
+    # NVML has no function in it: a GPU, or a switch, is function 0.
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
 def _pci(library: Any, handle: Any, known: _Values) -> _Values:
-    info = library.nvmlDeviceGetPciInfo(handle)
-    # A GPU is function 0 always.
-    return {"pci": f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"}
+    return {"pci": _address(library.nvmlDeviceGetPciInfo(handle))}
 
 
 def _mig(library: Any, handle: Any, known: _Values) -> _Values:
@@ -323,7 +326,9 @@ def _nvlink_remotes(library: Any, handle: Any, known: _Values) -> _Values:
             info = library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link) if active else None
         except Exception:  # noqa: BLE001 - None says that it is not known
             info = None
-        found.append(info and f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0")
+        # A virtual machine that isn't shown the NVSwitches gets an address of ones.
+        known_one = info is not None and info.domain != 0xFFFFFFFF
+        found.append(_address(info) if known_one else None)
     return {"nvlink_remotes": tuple(found)}
 
 

@@ -26,9 +26,10 @@ LIMIT_BYTES = 4096
 _LINKS = 40
 
 KERNEL_LOG = "/dev/kmsg"
-# What a record of the kernel's log has to contain to be kept. The list is here, and not with the
-# checks, since all of them share one look at the log.
-KERNEL_WORDS = ("NVRM: Xid", "mlx5")
+# What the text of a record of the kernel's log has to start with to be kept: anywhere else in it
+# the words may be the kernel's command line, say, which is nobody's business. The list is here,
+# and not with the checks, since all of them share one look at the log.
+KERNEL_WORDS = ("NVRM: Xid", "mlx5_core ")
 # For each word the newest records alone: a driver that floods the log must not push out the other.
 _KEPT = 256
 _KEPT_CHARS = 512
@@ -55,7 +56,7 @@ class Source(Protocol):
         """Return what a path is: ``file``, ``dir``, ``char``, ``block`` or ``other``."""
 
     def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
-        """Return the records of the kernel's log that contain one of ``words``, a line each.
+        """Return the records of the kernel's log that start with one of ``words``, a line each.
 
         ``words`` are some of `KERNEL_WORDS`. A record is ``prefix;text`` as in
         linux:Documentation/ABI/testing/dev-kmsg, without its continuation lines.
@@ -166,7 +167,7 @@ class Directory:
         return Reading("other")
 
     def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
-        """Return the records of the kernel's log that contain one of ``words``."""
+        """Return the records of the kernel's log that start with one of ``words``."""
         try:
             handle = os.open(
                 self._inside(KERNEL_LOG), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -204,8 +205,9 @@ def _records(handle: int) -> Iterator[bytes]:
 def _chosen(records: Iterable[bytes], words: tuple[str, ...]) -> str:
     kept: list[tuple[bytes, list[tuple[int, bytes]]]] = [(word.encode(), []) for word in words]
     for number, record in enumerate(records):
+        text = record.partition(b";")[2]
         for word, found in kept:
-            if word in record:
+            if text.startswith(word):
                 found.append((number, record))
                 if len(found) >= 2 * _KEPT:
                     del found[:_KEPT]
@@ -336,12 +338,12 @@ class Recording:
         return Reading(error=entry)
 
     def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
-        """Return the recorded part of the kernel's log that contains one of ``words``."""
+        """Return the recorded records of the kernel's log that start with one of ``words``."""
         found = self.read(KERNEL_LOG)
         if found.text is None:
             return found
         lines = found.text.splitlines()
-        return Reading("\n".join(line for line in lines if any(word in line for word in words)))
+        return Reading("\n".join(x for x in lines if x.partition(";")[2].startswith(words)))
 
 
 def _is_absent(entry: Entry) -> bool:
@@ -408,7 +410,7 @@ class Recorder:
         return Recording(self.entries, partial=True).kind(path)
 
     def kernel_log(self, words: tuple[str, ...] = KERNEL_WORDS) -> Reading:
-        """Return the records of the kernel's log that contain one of ``words``."""
+        """Return the records of the kernel's log that start with one of ``words``."""
         if not self._recorded(KERNEL_LOG):
             # All of it: the next one to look may ask for other words.
             self._put(KERNEL_LOG, self._source.kernel_log())

@@ -211,6 +211,8 @@ class Library:
         return int(active)
 
     def _DeviceGetNvLinkRemotePciInfo(self, gpu: Gpu, link: int) -> Any:
+        if link == 1:  # as on a virtual machine that isn't shown the switches
+            return SimpleNamespace(domain=0xFFFFFFFF, bus=0xFF, device=0xFF)
         return SimpleNamespace(domain=0, bus=5 + link % 4, device=0)
 
     def _DeviceGetGpuFabricInfoV(self, gpu: Gpu, pointer: Any) -> Any:

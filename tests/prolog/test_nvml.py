@@ -30,8 +30,8 @@ class TestRead:
         assert "nvmlDeviceGetComputeRunningProcesses" not in library.calls
 
     def test_what_is_at_the_other_end_of_the_links(self) -> None:
-        (found,) = nvml.read(Library(gpu(0, nvlinks=(True, False, True))), remotes=True).gpus
-        assert found.nvlink_remotes == ("0000:05:00.0", None, "0000:07:00.0")
+        (found,) = nvml.read(Library(gpu(0, nvlinks=(True, True, True, False))), remotes=True).gpus
+        assert found.nvlink_remotes == ("0000:05:00.0", None, "0000:07:00.0", None)
 
     def test_mig(self) -> None:
         cut = gpu(
