@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Optional
 
 NOT_INSTALLED = "not installed"
@@ -512,35 +512,9 @@ def _gpu_from(place: int, value: Any) -> Gpu:
     return Gpu(index, missing=missing, **found)
 
 
-def anonymous(nvml: Nvml) -> Nvml:
-    """Return the same without what tells one machine from another: each UUID by its digest."""
-    return replace(
-        nvml,
-        gpus=tuple(
-            replace(
-                gpu,
-                uuid=gpu.uuid and _anonymous_uuid(gpu.uuid),
-                mig_devices=gpu.mig_devices
-                and tuple((_anonymous_uuid(uuid), gi, ci) for uuid, gi, ci in gpu.mig_devices),
-            )
-            for gpu in nvml.gpus
-        ),
-    )
-
-
-def _anonymous_uuid(text: str) -> str:
-    from hashlib import sha256
-
-    def digest(match: re.Match[str]) -> str:
-        return f"00000000-0000-0000-0000-{sha256(match[0].lower().encode()).hexdigest()[:12]}"
-
-    return re.sub(_UUID, digest, text)
-
-
 # Compiled where they are used: most runs use none of them.
 _RANGE = r"([0-9]{1,4})(?:-([0-9]{1,4}))?\Z"
 _MIG_OLD = r"(?i)MIG-(GPU-[0-9a-f-]+)/([0-9]{1,3})/([0-9]{1,3})\Z"
-_UUID = r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def own_gpus(nvml: Optional[Nvml], gpus: tuple[str, ...]) -> Optional[dict[int, frozenset[str]]]:
