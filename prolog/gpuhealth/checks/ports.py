@@ -11,7 +11,7 @@ from gpuhealth.check import Node, check
 from gpuhealth.finding import DRAIN, UNHEALTHY, Finding, healthy, unhealthy, unknown
 from gpuhealth.history import persists
 from gpuhealth.policy import Ports
-from gpuhealth.reading import NOT_RECORDED, Reading
+from gpuhealth.reading import Reading
 
 ID = "ib_port"
 
@@ -112,10 +112,9 @@ def _stateless(node: Node, listed: hca.ListedPort, state: Reading) -> Finding:
             "present",
             "correct the port's number in the policy",
         )
-    gone = state.absent or state.error in _GONE
-    if gone and state.error != NOT_RECORDED:
+    if is_gone(state):
         observed = f"state {state.why}" if numbers.names else "no ports"
-        if persists(node.history, f"{ID} {listed.name} gone", node.now_s):
+        if persists(node.history, gone_key(listed.name), node.now_s):
             return unhealthy(
                 ID,
                 listed.name,
@@ -127,8 +126,18 @@ def _stateless(node: Node, listed: hca.ListedPort, state: Reading) -> Finding:
     return unknown(ID, listed.name, f"state {state.why}", "ACTIVE")
 
 
+def is_gone(state: Reading) -> bool:
+    """Whether a port that is there has no state, as while its device is reset."""
+    return state.absent or state.error in _GONE
+
+
+def gone_key(name: str) -> str:
+    """Return what a history remembers a listed port by that has no state."""
+    return f"{ID} {name} gone"
+
+
 def _duration(node: Node, listed: hca.ListedPort) -> str:
-    first, _ = node.history.seen[f"{ID} {listed.name} gone"]
+    first, _ = node.history.seen[gone_key(listed.name)]
     return f"{node.now_s - first:.0f} s"
 
 
