@@ -1,10 +1,11 @@
 # make help lists the targets.
 PYTHON ?= python3
+PYTHON39 ?= $(firstword $(wildcard /usr/bin/python3.9 $(HOME)/.pyenv/versions/3.9.*/bin/python3.9))
 VENV := .venv
 BIN := $(VENV)/bin
 CMD ?=
 
-.PHONY: help demo cluster test lint unit cluster-tests bench clean
+.PHONY: help demo cluster test lint unit unit39 cluster-tests bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +25,13 @@ lint: $(VENV)/.test ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy wrapper/gpusub slurm/gpuslurm prolog/gpuhealth tests
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.9- prolog/gpuhealth
+
+unit39: $(VENV)/.test ## gpuhealth's tests on Python 3.9, the nodes' own, where there is one
+	@if [ -z "$(PYTHON39)" ]; then echo "no Python 3.9 here: ruff and vermin hold gpuhealth to it"; else \
+	  [ -x .venv39/bin/pytest ] || { $(PYTHON39) -m venv .venv39 && \
+	  .venv39/bin/python -m pip install --quiet hypothesis pytest pytest-timeout pyyaml nvidia-ml-py; } && \
+	  PYTHONPATH=$(CURDIR)/prolog .venv39/bin/pytest -q --confcutdir=tests/prolog tests/prolog; fi
 
 unit: $(VENV)/.test ## The tests that need no Slurm
 	$(BIN)/pytest --ignore tests/cluster --ignore tests/examples
@@ -32,7 +40,7 @@ bench: $(VENV)/.bench .packages ## What a submission costs, beside sbatch, simpl
 	$(BIN)/python tests/bench/submit.py
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv39 dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: .packages
 .packages:

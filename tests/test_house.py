@@ -30,6 +30,8 @@ REQUIRED = {
     "gpuslurm": set(),
     "gpuhealth": {"pynvml"},
 }
+# The one module of gpuhealth that never runs on a node before a job.
+COMPILER = {"gpuhealth.compiler": {"yaml"}}
 MODULES = sorted(
     (package, path) for package, source in SOURCES.items() for path in source.rglob("*.py")
 )
@@ -55,7 +57,7 @@ class TestImports:
 
     def test_everything_else_is_required(self, package: str, path: Path) -> None:
         others = set(imports_of(path)) - set(SOURCES) - sys.stdlib_module_names
-        assert others <= REQUIRED[package]
+        assert others <= REQUIRED[package] | COMPILER.get(f"{package}.{path.stem}", set())
 
     def test_there_are_tests_of_it(self, package: str, path: Path) -> None:
         folder = SOURCES[package].parent.name

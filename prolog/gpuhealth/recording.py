@@ -123,7 +123,9 @@ def anonymous(recording: Mapping[str, Any]) -> dict[str, Any]:
     host = recording.get(HOSTNAME)
     hosts = {host.strip(), host.strip().partition(".")[0]} if isinstance(host, str) else set()
     return {
-        key: _anonymous(value, names, hosts - {""}, key == "/proc/self/mounts")
+        key: "process"
+        if key.endswith("/comm") and isinstance(value, str)
+        else _anonymous(value, names, hosts - {""}, key == "/proc/self/mounts")
         for key, value in recording.items()
     }
 

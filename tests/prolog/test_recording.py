@@ -27,11 +27,12 @@ PRIVATE: dict[str, Any] = {
         "nfs.example.org:/home /home nfs rw,addr=10.1.2.3 0 0\n/dev/sda1 / ext4 rw 0 0"
     ),
     "/dev/kmsg": "6,1,5,-;NVRM: Xid (PCI:0000:18:00): 13, pid=4242, name=secret, Ch 1",
+    "/proc/4242/comm": "secret",
     "nvml": {"gpus": [{"uuid": UUID, "pci": "0000:18:00.0"}]},
 }
 SECRETS = (
     *("example", "gpu-7", "a088", "c203", "a0:88", "8f0e1a2b"),
-    *("10.1.2.3", "0a01:0203", "secret", "4242", "nfs."),
+    *("10.1.2.3", "0a01:0203", "secret", "pid=4242", "nfs."),
 )
 
 
