@@ -324,3 +324,7 @@ class TestFlaps:
         assert [(f.status, f.observed) for f in found] == [
             (UNHEALTHY, "carrier_down_count +5 in 11.1 h")
         ]
+
+
+def test_every_limit_is_of_a_counter_that_is_read() -> None:
+    assert {*counters.LIMITS, *counters.FLAP_LIMITS} <= set(portcounters.WIDTHS)
