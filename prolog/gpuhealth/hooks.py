@@ -141,6 +141,8 @@ def _guarded(hook: Hook, run: Callable[[Hook], int]) -> int:
         faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
     # Whoever started slurmd may have ignored it, and then no child's end can be learnt.
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # What users have to read they can, and what root keeps nobody else can write.
+    mask = os.umask(0o022)
     try:
         return run(hook)
     except Exception as error:  # noqa: BLE001 - a bug in here must drain no node
@@ -149,6 +151,7 @@ def _guarded(hook: Hook, run: Callable[[Hook], int]) -> int:
     finally:
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+        os.umask(mask)
 
 
 def _where(error: BaseException) -> str:
@@ -492,8 +495,7 @@ def _take_out(hook: Hook, request: Request, sick: list[Finding]) -> drain.Result
         "this node is sick" if result.out_of_service else "THIS NODE IS SICK AND STAYS IN SERVICE"
     )
     hook.say(f"{hook.context}: {said}: {_of(sick[0])}; {result.text}")
-    if result.outcome in (drain.DRAINED, drain.UNSETTLED):
-        _write_file(_drained_path(hook.places), "")
+    _mark(hook, result)
     return result
 
 
@@ -503,7 +505,10 @@ def _settle(hook: Hook, request: Request) -> Optional[drain.Result]:
     with _Lock(f"{hook.places.runtime}/drain.lock", 2.0) as lock:
         if not lock.held:
             return None
-        return _drain(hook, request, time.monotonic() + SETTLE_S).settle()
+        result = _drain(hook, request, time.monotonic() + SETTLE_S).settle()
+    if result is not None:
+        _mark(hook, result)
+    return result
 
 
 # -- what is remembered, and reported
@@ -511,6 +516,19 @@ def _settle(hook: Hook, request: Request) -> Optional[drain.Result]:
 
 def _drained_path(places: Places) -> str:
     return f"{places.state}/drained"
+
+
+def _mark(hook: Hook, result: drain.Result) -> None:
+    """Leave a mark on a drained node, so that the next job knows of its being resumed.
+
+    Who lifts its drain because of the cap has mended nothing, and takes the mark away.
+    """
+    from gpuhealth import drain
+
+    if result.outcome in (drain.DRAINED, drain.UNSETTLED):
+        _write_file(_drained_path(hook.places), "")
+    elif result.outcome == drain.CAPPED:
+        _remove(_drained_path(hook.places))
 
 
 def _note_a_resume(hook: Hook) -> None:

@@ -219,6 +219,40 @@ def test_periodic_run_lifts_no_drain(setting: Setting) -> None:
     assert setting.slurm.calls == []
 
 
+def age(place: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(place, (then, then))
+
+
+def test_job_after_our_drain_means_that_it_was_lifted(setting: Setting) -> None:
+    setting.findings = [SICK]
+    assert setting.run(hooks.prolog) == ELSEWHERE
+    mark = Path(setting.places.state, "drained")
+    assert mark.exists()
+    setting.slurm.state, setting.findings = "IDLE", []
+    # A job that had been placed before the drain says nothing of a resume.
+    setting.run(hooks.prolog)
+    assert setting.requests[-1].history.resumed_s == 0
+    age(mark, 61)
+    setting.run(hooks.periodic)
+    assert setting.requests[-1].history.resumed_s == 0
+    setting.run(hooks.prolog)
+    assert setting.requests[-1].history.resumed_s > 0
+    assert not mark.exists()
+
+
+def test_drain_that_the_cap_lifted_was_no_resume(setting: Setting) -> None:
+    Path(setting.places.policy).write_text(dump(Policy(max_drained=Cap(0, None))))
+    setting.slurm.state, setting.slurm.reason = "IDLE+DRAIN", REASON
+    state = Path(setting.places.state)
+    state.mkdir()
+    (state / "drained").touch()
+    (state / "drain.json").write_text(json.dumps({"schema": 1, "reason": REASON, "at_s": 1}))
+    setting.run(hooks.periodic)
+    assert setting.slurm.state == "IDLE"
+    assert not (state / "drained").exists()
+
+
 # -- what goes wrong
 
 
