@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuhealth import check, portcounters
 from gpuhealth.check import REGISTRY, Node
 from gpuhealth.checks import counters
+from gpuhealth.compiler import compile_policy
 from gpuhealth.finding import DRAIN, HEALTHY, UNHEALTHY, UNKNOWN, WARN, Finding, drains
 from gpuhealth.history import History, Stamp, advance
 from gpuhealth.policy import Policy, Ports, Sku
@@ -59,6 +62,11 @@ def one(findings: list[Finding], name: str = NAME) -> Finding:
 
 
 CALM = {"link_downed": 0}
+TREE: Entries = {
+    f"{port('mlx5_0')}/state": "4: ACTIVE",
+    f"{port('mlx5_0')}/link_layer": "InfiniBand",
+    f"{port('mlx5_0')}/counters/link_downed": "0",
+}
 CASES: list[
     tuple[str, Mapping[str, Any], tuple[tuple[float, Mapping[str, int]], ...], str, str]
 ] = [
@@ -324,6 +332,40 @@ class TestFlaps:
         assert [(f.status, f.observed) for f in found] == [
             (UNHEALTHY, "carrier_down_count +5 in 11.1 h")
         ]
+
+
+@pytest.mark.parametrize("id", [counters.COUNTERS, counters.FLAPS])
+@given(
+    name=st.sampled_from(list(portcounters._PMA)),
+    content=st.text(max_size=30) | st.integers(-1, 2**65).map(str),
+    before=st.integers(0, 2**64 - 1),
+)
+def test_whatever_a_counter_says(id: str, name: str, content: str, before: int) -> None:
+    entries = {**TREE, f"{port('mlx5_0')}/counters/{name}": content}
+    history = History("a", (Stamp(NOW_S - 60, {"mlx5_0:1": {"link_downed": 0, name: before}}),))
+    (found,) = judge(id, entries, history, sku=Sku("one", ports=Ports(names=("mlx5_0:1",))))
+    assert found.object == "mlx5_0:1"
+    assert found.status in (HEALTHY, UNHEALTHY, UNKNOWN)
+    if found.status == UNHEALTHY:
+        # Only a number that has grown is an error.
+        assert int(content) > before
+        assert (
+            len(f"gpuhealth: {id} {found.object} {found.observed} expected {found.expected}") < 200
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("{per_hour: 50}", {"per_hour": 50}),
+        ("null", {}),
+        ("{delta: 3, window_s: 60}", {"delta": 3, "window_s": 60}),
+    ],
+)
+def test_limits_as_people_write_them(text: str, limits: dict[str, float]) -> None:
+    policy = compile_policy(f"thresholds: {{ib_counters.symbol_error: {text}}}", "f")
+    found = check.thresholds_of(REGISTRY[counters.COUNTERS], policy)
+    assert found == {**counters.LIMITS, "symbol_error": limits}
 
 
 def test_every_limit_is_of_a_counter_that_is_read() -> None:
