@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuhealth import __main__, hooks
+
+
+@pytest.mark.parametrize("name", __main__.HOOKS)
+def test_slurms_hooks_go_past_the_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(hooks, name, lambda environ: seen.append(name) or 75)
+    monkeypatch.setattr(sys, "argv", ["gpuhealth", name])
+    assert __main__.main() == 75
+    assert seen == [name]
+
+
+def test_anything_else_is_a_command() -> None:
+    argv = [sys.executable, "-m", "gpuhealth", "prolog", "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "before a job" in done.stdout
