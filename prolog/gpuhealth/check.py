@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from gpuhealth.finding import DRAIN, OFF, UNHEALTHY, UNKNOWN, WARN, Finding, unknown
 from gpuhealth.history import History
@@ -44,7 +44,8 @@ class Node:
 
     ``thresholds`` are the check's own: its defaults, and over them the policy's. ``sku`` is
     None without a policy. ``job`` is None outside of a job's prolog and epilog. ``now_s`` is
-    the time since boot, ``hung`` are the places that did not answer in this run.
+    the time since boot, ``hung`` are the places that did not answer in this run,
+    ``verbs`` is what `gpuhealth.verbs.probe` has returned, if it was asked.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Node:
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     now_s: float = 0.0
     hung: tuple[str, ...] = ()
+    verbs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def policy(self) -> Sku:
