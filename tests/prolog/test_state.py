@@ -355,10 +355,11 @@ class TestJobs:
         assert len(names) <= 22
         assert "39.json" in names
 
-    def test_a_reboot_in_between(self, place: Path) -> None:
+    @pytest.mark.parametrize("at_s", [20, 2000])
+    def test_a_reboot_in_between(self, place: Path, at_s: float) -> None:
         one = State(str(place))
         begin(one, 1, 1000)
-        assert one.end_job(1, "another boot", 20)[0] is None
+        assert one.end_job(1, "another boot", at_s)[0] is None
 
     def test_without_a_boot_id_nothing_is_known(self, place: Path) -> None:
         one = State(str(place))
