@@ -224,7 +224,7 @@ def test_slurmctld_is_dead(cluster: Cluster) -> None:
     def is_drained_in_the_end() -> bool:
         # At first slurmctld hasn't heard from the node, which then isn't touched.
         assert hook(cluster, "gpu-5", "health_check")[0] == 0
-        return drained(cluster) == ["gpu-5"]
+        return drained(cluster) == ["gpu-5"] and cluster.nodes()["gpu-5"] == "drained"
 
     until(is_drained_in_the_end, 30, lambda: str(cluster.nodes()), interval=0.5)
 

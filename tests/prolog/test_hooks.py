@@ -618,7 +618,8 @@ class TestTaskProlog:
         (tmp_path / "jobs" / "42.message").write_text("gpuhealth: gpu-7 is  unhealthy: %s\n")
         said = ["print gpuhealth: gpu-7 is  unhealthy: %s"]
         assert task_prolog(tmp_path, shell, **TASK) == said
-        assert task_prolog(tmp_path, shell, **{**TASK, "SLURM_STEP_ID": "0"}) == said
+        for step in ("0", "-5", "4294967291"):
+            assert task_prolog(tmp_path, shell, **{**TASK, "SLURM_STEP_ID": step}) == said
         assert task_prolog(tmp_path, shell, **{**TASK, "SLURM_STEP_ID": "1"}) == []
         assert task_prolog(tmp_path, shell, **{**TASK, "SLURM_LOCALID": "1"}) == []
         assert task_prolog(tmp_path, shell, **{**TASK, "SLURM_JOB_ID": "43"}) == []
