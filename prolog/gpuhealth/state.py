@@ -12,11 +12,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from gpuhealth.folder import Folder, why
-from gpuhealth.history import History, Stamp
+from gpuhealth.history import History, Stamp, of_boot
 from gpuhealth.isolation import Abandoned
 
 DIRECTORY = "/var/lib/gpuhealth"
@@ -83,9 +83,15 @@ class JobStart:
 class State:
     """The directory that it is all kept in; it and all in it has to be ``owner``'s."""
 
-    def __init__(self, directory: str = DIRECTORY, owner: Optional[int] = None) -> None:
-        """Open nothing yet; ``owner`` is by default who this process runs as."""
+    def __init__(
+        self,
+        directory: str = DIRECTORY,
+        owner: Optional[int] = None,
+        boot: Optional[str] = None,
+    ) -> None:
+        """Open nothing yet; ``owner`` is by default who this process runs as, ``boot`` this one."""
         self._directory = directory
+        self._boot = boot_id() if boot is None else boot
         self._owner = os.geteuid() if owner is None else owner
 
     def _folder(self, create: bool = True) -> Folder:
@@ -95,14 +101,17 @@ class State:
         return Folder(_JOBS, self._owner, above=folder)
 
     def load(self) -> tuple[Memory, str]:
-        """Return what is remembered, and why nothing is."""
+        """Return what is remembered, and why nothing is; no history but that of this boot."""
+        found, wrong = Memory(), ""
         try:
             with self._folder(create=False) as folder:
-                return self._load(folder)
+                found, wrong = self._load(folder)
         except FileNotFoundError:
-            return Memory(), ""
+            pass  # nothing was kept so far
         except OSError as error:
-            return Memory(), why(error)
+            wrong = why(error)
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return replace(found, history=of_boot(found.history, self._boot, now_s)), wrong
 
     def _load(self, folder: Folder) -> tuple[Memory, str]:
         try:

@@ -31,6 +31,7 @@ HISTORY = History(
     0.5,
     ("mlx5_0",),
 )
+NOTHING = Memory(History("boot"))
 MEMORY = Memory(HISTORY, "unhealthy", {"nvml": Abandoned(7, "123")})
 
 
@@ -40,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def keep(place: Path, memory: Memory = MEMORY) -> State:
-    one = State(str(place))
+    one = State(str(place), boot="boot")
     assert one.update(lambda _: memory) == (memory, "")
     return one
 
@@ -49,8 +50,17 @@ class TestMemory:
     def test_what_was_kept_is_remembered(self, place: Path) -> None:
         assert keep(place).load() == (MEMORY, "")
 
+    def test_no_counter_of_an_earlier_boot_is_compared(self, place: Path) -> None:
+        keep(place)
+        found, wrong = State(str(place)).load()
+        assert (found, wrong) == (replace(MEMORY, history=History(state.boot_id())), "")
+
+    def test_nor_one_of_the_future(self, place: Path) -> None:
+        one = keep(place, replace(MEMORY, history=History("boot", resumed_s=9e9)))
+        assert one.load()[0].history == History("boot")
+
     def test_there_is_none_at_first(self, place: Path) -> None:
-        assert State(str(place)).load() == (Memory(), "")
+        assert State(str(place), boot="boot").load() == (NOTHING, "")
         assert not place.exists()
 
     @pytest.mark.parametrize(
@@ -71,7 +81,7 @@ class TestMemory:
         one = keep(place)
         (place / "state.json").write_text(text)
         memory, wrong = one.load()
-        assert memory == Memory()
+        assert memory == NOTHING
         assert wrong
         # And it is put right by the next run.
         one.update(lambda _: MEMORY)
@@ -84,7 +94,7 @@ class TestMemory:
         (place / "state.json").write_bytes(data)
         memory, wrong = one.load()
         # All but its last newline is all of it.
-        assert (memory, bool(wrong)) == ((MEMORY, False) if length == -1 else (Memory(), True))
+        assert (memory, bool(wrong)) == ((MEMORY, False) if length == -1 else (NOTHING, True))
 
     @pytest.mark.parametrize(
         ("key", "value"),
@@ -117,7 +127,7 @@ class TestMemory:
         one = keep(place)
         (place / "state.json").write_text(json.dumps({**memory_as_dict(MEMORY), key: value}))
         memory, wrong = one.load()
-        assert (memory, wrong.startswith("state.json: ")) == (Memory(), True)
+        assert (memory, wrong.startswith("state.json: ")) == (NOTHING, True)
 
     @given(
         st.recursive(
@@ -148,7 +158,7 @@ class TestWhoElseCouldHaveWrittenIt:
         one = keep(place)
         place.chmod(0o777)
         memory, wrong = one.load()
-        assert (memory, "others can write it" in wrong) == (Memory(), True)
+        assert (memory, "others can write it" in wrong) == (NOTHING, True)
         memory, wrong = one.update(lambda old: replace(old, verdict="healthy"))
         assert (memory.verdict, "others can write it" in wrong) == ("healthy", True)
         assert one.begin_job(JobStart(1, "boot", 1, "t"))
@@ -165,13 +175,13 @@ class TestWhoElseCouldHaveWrittenIt:
         else:
             file.chmod(0o666)
         memory, wrong = one.load()
-        assert memory == Memory()
+        assert memory == NOTHING
         assert wrong
 
     def test_somebody_else_s(self, place: Path) -> None:
         keep(place)
-        memory, wrong = State(str(place), os.geteuid() + 1).load()
-        assert (memory, "belongs to uid" in wrong) == (Memory(), True)
+        memory, wrong = State(str(place), os.geteuid() + 1, "boot").load()
+        assert (memory, "belongs to uid" in wrong) == (NOTHING, True)
 
     def test_a_link_in_the_place_of_a_job_s_file(self, place: Path, tmp_path: Path) -> None:
         one = State(str(place))
@@ -184,8 +194,8 @@ class TestWhoElseCouldHaveWrittenIt:
 class TestNoPlace:
     def test_a_file_where_the_directory_should_be(self, place: Path) -> None:
         place.write_text("")
-        one = State(str(place))
-        assert one.load()[0] == Memory()
+        one = State(str(place), boot="boot")
+        assert one.load()[0] == NOTHING
         memory, wrong = one.update(lambda _: MEMORY)
         assert (memory, bool(wrong)) == (MEMORY, True)
         assert one.begin_job(JobStart(1, "boot", 1, "t"))
@@ -236,7 +246,7 @@ class TestAtTheSameTime:
 
     def test_whoever_reads_sees_one_or_the_other(self, place: Path) -> None:
         one = keep(place)
-        other = Memory(replace(HISTORY, boot_id="other"), "healthy")
+        other = Memory(replace(HISTORY, resumed_s=0.75), "healthy")
         done = threading.Event()
 
         def write() -> None:
