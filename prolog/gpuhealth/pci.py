@@ -34,8 +34,6 @@ _LEGEND = {
 }
 
 CONFIG_BYTES = 4096
-# What anybody but root gets of it.
-_HEADER_BYTES = 64
 _CONVENTIONAL_BYTES = 256
 _ACS = 0x000D
 # The bits of ACS control: source validation alone leaves the way short.
@@ -180,10 +178,9 @@ def bridges_between(one: Device, other: Device) -> tuple[str, ...]:
 def acs_control(config: str) -> Optional[int]:
     """Return the ACS control word in a config space (one character a byte), 0 if there is none.
 
-    None if that can't be told: the header alone (which is all that others than root are given),
-    a device that doesn't answer (all ones), or a list of capabilities that makes no sense.
+    None if that can't be told: a header alone (others than root are given 64 bytes), a device that doesn't answer (all ones), or a list of capabilities that makes no sense.
     """
-    if len(config) <= _HEADER_BYTES or config[:2] == "\xff\xff":
+    if config[:2] == "\xff\xff":
         return None
     if len(config) == _CONVENTIONAL_BYTES:
         return 0  # a bridge without extended capabilities

@@ -200,6 +200,11 @@ class TestMtu:
         found = one({**ethernet(), **interface("ens1", mtu="1500", carrier="0")})
         assert found.observed == "ens1 no carrier"
 
+    def test_what_is_known_comes_before_what_is_not(self) -> None:
+        changed = interface("ens1", mtu="1500", carrier={"errno": "EIO"})
+        found = one({**ethernet(), **changed}, mtu_bytes=9000)
+        assert (found.status, found.observed) == (UNHEALTHY, "ens1 mtu 1500")
+
 
 class TestChosenGid:
     @pytest.mark.parametrize(

@@ -170,6 +170,12 @@ class TestVersions:
         tree = without(node(), f"{MODULES}/nvidia/version")
         assert sick(judge("versions", tree, Sku("x", versions={"driver": "580.82.07"}))) == []
 
+    def test_a_driver_without_a_version(self) -> None:
+        tree = without(node(), f"{MODULES}/nvidia/version")
+        tree["/proc/driver/nvidia/version"] = "NVRM version: none"
+        (found,) = judge("versions", tree, Sku("x", versions={"driver": "NVRM*"}))
+        assert (found.status, found.observed) == (UNHEALTHY, "none")
+
     @pytest.mark.parametrize("what", list(VERSIONS))
     def test_unreadable(self, what: str) -> None:
         paths = {
