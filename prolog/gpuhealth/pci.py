@@ -178,7 +178,8 @@ def bridges_between(one: Device, other: Device) -> tuple[str, ...]:
 def acs_control(config: str) -> Optional[int]:
     """Return the ACS control word in a config space (one character a byte), 0 if there is none.
 
-    None if that can't be told: a header alone (others than root are given 64 bytes), a device that doesn't answer (all ones), or a list of capabilities that makes no sense.
+    None if that can't be told: a header alone (others than root are given 64 bytes), a device
+    that doesn't answer (all ones), or a list of capabilities that makes no sense.
     """
     if config[:2] == "\xff\xff":
         return None

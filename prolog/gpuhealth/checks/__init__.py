@@ -2,7 +2,6 @@
 
 Importing this package registers them all, in the order in which they are reported.
 """
-# ruff: noqa: I001 - sorted by what people look for first, not by name
 
 from gpuhealth.checks import ports  # noqa: F401
 from gpuhealth.checks import counters  # noqa: F401
