@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
 from gpuhealth import check, examination, finding, recording
@@ -182,6 +183,12 @@ def _request(args: argparse.Namespace, source: Source) -> Request:
 def _check(args: argparse.Namespace) -> int:
     recorded, source = _open(args.root)
     request = _request(args, source)
+    if args.root == "/":
+        # What the node remembers says which counters have risen, and what hangs for long.
+        from gpuhealth.state import State
+
+        known, _ = State().load()
+        request = replace(request, history=known.history, avoid=known.avoid())
     if recorded is not None:
         done = examination.examine_recording(request, recorded)
     else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import gpuhealth.checks  # noqa: F401 - registers them
-from gpuhealth import check, collect, finding, isolation, nvml
+from gpuhealth import check, collect, finding, hca, isolation, nvml
 from gpuhealth.check import Check, Job, Node
 from gpuhealth.finding import Finding
 from gpuhealth.history import History
@@ -23,6 +23,8 @@ DEADLINE_S = 20.0
 # Persistence mode off, or a busy driver: nvmlInit alone may take seconds.
 NVML_TIMEOUT_S = 10.0
 NVML = "nvml"
+VERBS = "verbs"
+VERBS_TIMEOUT_S = 3.0
 # The key of a recording that `gpuhealth record` made; another one is a map of files.
 RECORDED_BY_US = "gpuhealth"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -35,8 +37,8 @@ class Examination:
 
     ``sku`` is the name of the node's SKU; None without a policy, or where none matches.
     ``boot_id`` is the kernel's, ``at_s`` the time since boot, ``time`` the date in UTC.
-    ``entries`` and ``nvml`` are the recording that was judged. ``hung`` maps the places that
-    did not answer to the process stuck there, if it could not be ended.
+    ``entries``, ``nvml`` and ``verbs`` are the recording that was judged. ``hung`` maps the
+    places that did not answer to the process stuck there, if it could not be ended.
     """
 
     node: str
@@ -50,6 +52,7 @@ class Examination:
     time: str = ""
     entries: Mapping[str, Any] = field(default_factory=dict)
     nvml: Mapping[str, Any] = field(default_factory=dict)
+    verbs: Mapping[str, Any] = field(default_factory=dict)
     hung: Mapping[str, Optional[isolation.Abandoned]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,6 +114,7 @@ def _look(
     gpus: Optional[nvml.Nvml],
     now_s: float,
     hung: tuple[str, ...] = (),
+    verbs: Optional[Mapping[str, Any]] = None,
 ) -> tuple[Optional[Sku], list[Finding]]:
     """Run the checks over a source."""
     sku = sku_of(source, request.policy, request.node)
@@ -124,6 +128,7 @@ def _look(
         history=request.history,
         now_s=now_s,
         hung=hung,
+        verbs=verbs or {},
     )
     found = [one for item in checks for one in check.run(item, node, request.policy)]
     if request.policy is not None and sku is None:
@@ -148,21 +153,27 @@ def examine_recording(
     """Judge what was recorded of a node. Pure: the same recording, the same verdict."""
     entries = {path: recording[path] for path in entries_of(recording)}
     source = Recording(entries, partial=RECORDED_BY_US in recording)
-    return _judge(request, source, entries, recording.get(NVML) or {}, {}, now_s)
+    asked = _object(recording.get(NVML)), _object(recording.get(VERBS))
+    return _judge(request, source, entries, asked, {}, now_s)
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _judge(
     request: Request,
     source: Source,
     entries: Entries,
-    gpus: Mapping[str, Any],
+    asked: tuple[Mapping[str, Any], Mapping[str, Any]],
     hung: Mapping[str, Optional[isolation.Abandoned]],
     now_s: float,
     duration_s: float = 0.0,
 ) -> Examination:
     checks = check.selected(request.policy, request.context, request.job, request.only)
+    gpus, verbs = asked
     known = nvml.from_dict(gpus) if gpus else None
-    sku, found = _look(source, request, checks, known, now_s, tuple(hung))
+    sku, found = _look(source, request, checks, known, now_s, tuple(hung), verbs)
     found = check.soften(found)
     return Examination(
         node=request.node,
@@ -175,6 +186,7 @@ def _judge(
         at_s=now_s,
         entries=entries,
         nvml=gpus,
+        verbs=verbs,
         hung=hung,
     )
 
@@ -212,12 +224,20 @@ def examine(request: Request, source: Source, with_nvml: bool = True) -> Examina
             more = _collect(request, source, checks, known, until_s, now_s, collected.entries)
             collected = replace(more, hung={**collected.hung, **more.hung})
     hung.update(collected.hung)
+    verbs: dict[str, Any] = {}
+    # A second look at what the files promise; too dear before every job.
+    if with_nvml and request.context != check.PROLOG and VERBS not in request.avoid:
+        read = Recording(collected.entries, partial=True)
+        if any(one.id == "gpudirect" for one in checks):
+            verbs, stuck = _ask_verbs(request, read, hung, until_s)
+            if verbs.get("error") == "hung":
+                hung[VERBS] = stuck
     for place in request.avoid:
         hung.setdefault(place, None)
     read = Recording(
         collected.entries, NOT_RECORDED if collected.complete else OUT_OF_TIME, partial=True
     )
-    judged = _judge(request, read, collected.entries, gpus, hung, now_s)
+    judged = _judge(request, read, collected.entries, (gpus, verbs), hung, now_s)
     return replace(
         judged,
         duration_s=time.monotonic() - started_s,
@@ -238,7 +258,7 @@ def _collect(
         recorder.read(BOOT_ID)
         _look(recorder, request, checks, gpus, now_s)
 
-    avoid = tuple(place for place in request.avoid if place != NVML)
+    avoid = tuple(place for place in request.avoid if place not in (NVML, VERBS))
     return collect.collect(source, look, until_s, entries, avoid)
 
 
@@ -253,6 +273,41 @@ class _Missing(Recording):
         error = super()._missing(path)
         self.found = self.found or error == NOT_RECORDED
         return error
+
+
+def _ask_verbs(
+    request: Request, source: Source, hung: Mapping[str, object], until_s: float
+) -> tuple[dict[str, Any], Optional[isolation.Abandoned]]:
+    """Return what libibverbs says of the listed ports' devices."""
+    sku = sku_of(source, request.policy, request.node)
+    return ask_verbs(Node(request.node, source, sku), hung, until_s)
+
+
+def ask_verbs(
+    looker: Node, hung: Mapping[str, object], until_s: float
+) -> tuple[dict[str, Any], Optional[isolation.Abandoned]]:
+    """Return what libibverbs says of the ports that a node lists, and what is stuck there.
+
+    {} if there are none to ask.
+    """
+    present = looker.source.names(hca.CLASS).names
+    ports = {
+        port.device: port.number
+        for port in hca.listed_ports(looker)
+        if port.device in present and f"{hca.CLASS}/{port.device}" not in hung
+    }
+    if not ports:
+        return {}, None
+    from gpuhealth import verbs
+
+    left_s = min(VERBS_TIMEOUT_S, until_s - time.monotonic())
+    outcome = isolation.call(lambda: json.dumps(verbs.probe(ports)).encode(), left_s)
+    if outcome.result is None:
+        return {"error": "hung"}, outcome.abandoned
+    try:
+        return _object(json.loads(outcome.result)), None
+    except ValueError:
+        return {"error": "died"}, None
 
 
 def _ask_nvml(checks: list[Check], handle: int) -> None:

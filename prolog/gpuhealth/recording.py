@@ -69,6 +69,12 @@ def record(source: Source, node: str, with_nvml: bool, deadline_s: float = 60.0)
     }
     if answer:
         found[examination.NVML] = answer
+    if with_nvml:
+        read = Recording(collected.entries, partial=True)
+        looker = Node(node, read, _survey(read))
+        verbs, _ = examination.ask_verbs(looker, collected.hung, until_s)
+        if verbs:
+            found[examination.VERBS] = verbs
     found.update(sorted(collected.entries.items()))
     return found
 

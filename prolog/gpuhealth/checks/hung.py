@@ -22,7 +22,7 @@ def hung(node: Node) -> Iterator[Finding]:
     """Judge what hung in this run: once may be a busy node, again is a broken one."""
     for place in node.hung:
         # A file system that every node mounts is no fault of this one.
-        systemic = not place.startswith(("/sys/", "/proc/", "/dev/", "nvml"))
+        systemic = not place.startswith(("/sys/", "/proc/", "/dev/", "nvml", "verbs"))
         if persists(node.history, f"{ID} {place}", node.now_s):
             first_s, _ = node.history.seen[f"{ID} {place}"]
             remedy = "look in dmesg and for processes in state D, then reboot the node"
