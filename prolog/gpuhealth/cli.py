@@ -194,6 +194,11 @@ def _check(args: argparse.Namespace) -> int:
     else:
         done = examination.examine(request, source, with_nvml=args.root == "/")
     print(json.dumps(done.as_dict(), indent=1) if args.json else _table(done, args.verbose))
+    if args.verbose and not args.json:
+        from gpuhealth import pci
+
+        # As nvidia-smi topo -m shows it, from the same PCIe paths that the checks went by.
+        print(pci.matrix(source), end="")
     if request.policy is None and not args.json:
         print(
             f"gpuhealth: no policy ({POLICY} or --policy): only what is wrong on any machine was "

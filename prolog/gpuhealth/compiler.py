@@ -213,6 +213,7 @@ _SKU = _keys(
         "fabric_manager": _switch,
         "versions": _each(VERSIONS, "version", _text),
         "pcie": _each(("gpu", "hca"), "device", _keys({"width": _count, "speed_gts": _number})),
+        "modules": _list(_text),
         "mounts": _list(_absolute),
     }
 )

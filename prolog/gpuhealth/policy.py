@@ -42,7 +42,8 @@ class Sku:
     are of this kind. ``gpudirect`` is any, dmabuf, peermem, both or off. ``distance`` is the
     farthest allowed way from a GPU to its nearest listed HCA: PIX, PXB, PHB, NODE or SYS.
     ``versions`` maps driver, kernel, ofed and firmware to what is expected, as a prefix ending
-    in ``*`` or exactly. ``pcie`` maps gpu and hca to width and speed_gts.
+    in ``*`` or exactly. ``pcie`` maps gpu and hca to width and speed_gts. ``modules`` are kernel
+    modules beside those that the listed ports need; ``mounts`` are mount points.
     """
 
     name: str
@@ -55,8 +56,6 @@ class Sku:
     distance: Optional[str] = None
     persistence: Optional[bool] = None
     fabric_manager: Optional[bool] = None
-    acs: Optional[str] = None
-    iommu: Optional[str] = None
     versions: Mapping[str, str] = field(default_factory=dict)
     pcie: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     modules: tuple[str, ...] = ()

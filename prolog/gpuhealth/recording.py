@@ -40,6 +40,7 @@ def _survey(source: Source) -> Sku:
         persistence=True,
         fabric_manager=True,
         versions=versions,
+        mounts=("/",),
         pcie={"gpu": {"width": 1, "speed_gts": 1}, "hca": {"width": 1, "speed_gts": 1}},
     )
 

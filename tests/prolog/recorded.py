@@ -18,17 +18,19 @@ PORTS = tuple(f"mlx5_{number}:1" for number in HCAS)
 
 Entries = dict[str, Any]
 
+_LISTED = ", ".join(f'"{name}"' for name in PORTS)
+# With the checks' actions to be filled in.
 POLICY = """
 skus:
   h100-ndr:
     match: {nodes: "gpu-[1-64]"}
     ports:
-      names: [%s]
+      names: [LISTED]
       rate_gbps: 400
       width: 4
       link_layer: InfiniBand
 checks: {%s}
-""" % (", ".join(f'"{name}"' for name in PORTS), "%s")
+""".replace("LISTED", _LISTED)
 
 
 def h100() -> Entries:

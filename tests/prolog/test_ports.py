@@ -401,6 +401,21 @@ def test_without_a_list_of_ports_none_is_judged() -> None:
     assert judge(h100(), Sku("h100")) == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ({"active_mtu": 2048}, UNHEALTHY),
+        ({"active_mtu": 4096}, HEALTHY),
+        ({"active_mtu": "x"}, HEALTHY),
+        ({"error": "no such device"}, HEALTHY),
+        (None, HEALTHY),
+    ],
+)
+def test_the_active_mtu_where_libibverbs_was_asked(answer: Any, status: str) -> None:
+    found = judge(h100(), _ports(names=(NAME,), mtu_bytes=4096), verbs={"mlx5_4": answer})
+    assert [one.status for one in found] == [status]
+
+
 def test_a_limited_device_is_not_touched() -> None:
     entries = {**h100(), f"{CLASS}/mlx5_4/device/vpd": "V2 SW_MNG"}
     looked: list[str] = []

@@ -202,6 +202,10 @@ def _network(node: Node, listed: hca.ListedPort, port: hca.Port, want: Ports) ->
                     unhealthy(ID, name, f"{file} {value:#x}", "one of the subnet's", _MANAGER),
                     systemic=True,
                 )
+        mtu = _active_mtu(node, listed)
+        if want.mtu_bytes is not None and mtu is not None and mtu < want.mtu_bytes:
+            remedy = "set the MTU of the partition in the subnet manager's partitions.conf"
+            return unhealthy(ID, name, f"active MTU {mtu}", str(want.mtu_bytes), remedy)
     missing = _missing_pkeys(node, listed, want)
     if isinstance(missing, Reading):
         return unknown(ID, name, f"pkeys {missing.why}", ", ".join(map(hex, want.pkeys)))
@@ -216,6 +220,13 @@ def _network(node: Node, listed: hca.ListedPort, port: hca.Port, want: Ports) ->
     rate = f", {port.rate_gbps:g} Gb/sec" if port.rate_gbps is not None else ""
     width = f" {port.width}X" if port.width is not None else ""
     return healthy(ID, name, f"{port.state.text}/{port.phys_state.text or '?'}{rate}{width}")
+
+
+def _active_mtu(node: Node, listed: hca.ListedPort) -> int | None:
+    """Return the MTU that libibverbs says the port uses; sysfs has it nowhere."""
+    answer = node.verbs.get(listed.device or "")
+    mtu = answer.get("active_mtu") if isinstance(answer, dict) else None
+    return mtu if isinstance(mtu, int) else None
 
 
 def _missing_pkeys(node: Node, listed: hca.ListedPort, want: Ports) -> tuple[int, ...] | Reading:
