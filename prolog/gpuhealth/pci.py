@@ -231,7 +231,7 @@ def matrix(source: Source) -> str:
     cards, _ = gpus(source)
     nics = hcas(source, source.names(hca.CLASS).names)
     if not cards and not nics:
-        return "no GPU and no HCA"
+        return "no GPU and no HCA\n"
     rows = [f"GPU{index}" for index in range(len(cards))]
     columns = [f"NIC{index}" for index in range(len(nics))]
     table = [["", *columns, "NUMA", "PCI address"]]
@@ -244,7 +244,8 @@ def matrix(source: Source) -> str:
     lines = _aligned(table)
     if nics:
         lines += ["", *(f"{column} is {nic.name}" for column, nic in zip(columns, nics))]
-    return "\n".join([*lines, "", *(f"{name:4}  {text}" for name, text in _LEGEND.items())])
+        lines += ["", *(f"{name:4}  {text}" for name, text in _LEGEND.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _numa_text(device: Device) -> str:

@@ -17,6 +17,7 @@ from gpuhealth.source import Entries, Recording, Source
 
 SCHEMA = 1
 HOSTNAME = "/proc/sys/kernel/hostname"
+MOUNTS = "/proc/self/mounts"
 
 
 def _survey(source: Source) -> Sku:
@@ -28,7 +29,9 @@ def _survey(source: Source) -> Sku:
             continue
         numbers = hca.port_numbers(source, device).names
         names += [f"{device}:{number}" for number in numbers if number.isdecimal()]
-    everything = Ports(names=tuple(names), pkeys=(0x7FFE,), rate_gbps=1, width=1, mtu_bytes=1)
+    # Without any HCA, too, checks have to look at what they would judge listed ports by.
+    listed = tuple(names) or ("mlx5_0:1",)
+    everything = Ports(names=listed, pkeys=(0x7FFE,), rate_gbps=1, width=1, mtu_bytes=1)
     versions = dict.fromkeys(("driver", "kernel", "ofed", "firmware"), "*")
     return Sku(
         name="everything",
@@ -82,7 +85,10 @@ def record(source: Source, node: str, with_nvml: bool, deadline_s: float = 60.0)
 
 def ask_nvml(deadline_s: float) -> dict[str, Any]:
     """Return what NVML says, with the processes on the GPUs."""
-    outcome = isolation.call(lambda: json.dumps(nvml.to_dict(nvml.read())).encode(), deadline_s)
+    outcome = isolation.call(
+        lambda: json.dumps(nvml.to_dict(nvml.read(processes=True, remotes=True))).encode(),
+        deadline_s,
+    )
     return examination.answer(outcome)
 
 
@@ -124,7 +130,7 @@ def anonymous(recording: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recording without what tells whose it is.
 
     Replaced, the same by the same: GUIDs, GIDs, MAC and IP addresses, UUIDs, the host's name.
-    Left out: the sources of mounts, the names of processes.
+    Left out: what is mounted, the names of processes.
     """
     names = _Names()
     host = recording.get(HOSTNAME)
@@ -132,16 +138,14 @@ def anonymous(recording: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: "process"
         if key.endswith("/comm") and isinstance(value, str)
-        else _anonymous(value, names, hosts - {""}, key == "/proc/self/mounts")
+        else _anonymous(value, names, hosts - {""})
         for key, value in recording.items()
+        if key != MOUNTS
     }
 
 
-def _anonymous(value: Any, names: _Names, hosts: Iterable[str], mounts: bool = False) -> Any:
+def _anonymous(value: Any, names: _Names, hosts: Iterable[str]) -> Any:
     if isinstance(value, str):
-        if mounts:
-            lines = [line.split(" ", 1) for line in value.splitlines()]
-            value = "\n".join("source " + line[-1] for line in lines)
         for host in sorted(hosts, key=len, reverse=True):
             value = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "node", value)
         return _PRIVATE.sub(lambda found: _stand_in(found, names), value)

@@ -99,6 +99,12 @@ exec "$@"
 """
 
 
+def job_gpus() -> str:
+    """Return SLURM_JOB_GPUS for a job that gets all of this machine's GPUs."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    return ",".join(str(number) for number in range(len(listed.stdout.splitlines())))
+
+
 def measure(argv: list[str], rounds: int, environ: dict[str, str]) -> list[float]:
     """Return how long a command took, in ms, one after the other."""
     taken = []
@@ -131,6 +137,8 @@ def at_once(argv: list[str], count: int, environ: dict[str, str]) -> float:
 def inside(args: argparse.Namespace) -> None:
     """Measure, in the namespace."""
     prolog = [f"{LIBEXEC}/prolog"]
+    if args.nvml:
+        ENVIRON["SLURM_JOB_GPUS"] = job_gpus()
     bare = [args.python, "-I", "-S", "-B", "-c", "pass"]
     for argv in (prolog, bare):
         measure(argv, 2, ENVIRON)

@@ -11,7 +11,12 @@ from gpuhealth import __main__, hooks
 @pytest.mark.parametrize("name", __main__.HOOKS)
 def test_slurms_hooks_go_past_the_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(hooks, name, lambda environ: seen.append(name) or 75)
+
+    def hook(environ: object) -> int:
+        seen.append(name)
+        return 75
+
+    monkeypatch.setattr(hooks, name, hook)
     monkeypatch.setattr(sys, "argv", ["gpuhealth", name])
     assert __main__.main() == 75
     assert seen == [name]

@@ -45,7 +45,7 @@ def ib_port(node: Node) -> Iterator[Finding]:
                 ID,
                 "all ports",
                 observed,
-                f"{len(listed.names)} ports",
+                f"{len(listed.names)} ports: {' '.join(listed.names)}"[:160],
                 "load mlx5_core and mlx5_ib, and look at lspci and dmesg",
             ),
             systemic=True,
