@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import gpuhealth.checks  # noqa: F401 - registers them
-from gpuhealth import check, collect, finding, hca, isolation, nvml
+from gpuhealth import check, collect, early, finding, hca, isolation, nvml
 from gpuhealth.check import Check, Job, Node
 from gpuhealth.finding import Finding
 from gpuhealth.history import History
@@ -208,7 +208,7 @@ def examine(request: Request, source: Source, with_nvml: bool = True) -> Examina
             gpus = nvml.to_dict(nvml.Nvml(error="hung"))
             hung[NVML] = None
         else:
-            asked = isolation.start(lambda handle: _ask_nvml(checks, handle))
+            asked = early.take() or isolation.start(early.answer_to)
     collected = _collect(request, source, checks, None, until_s, now_s, {})
     if asked is not None:
         outcome = isolation.finish(asked, min(until_s, started_s + NVML_TIMEOUT_S))
@@ -308,11 +308,6 @@ def ask_verbs(
         return _object(json.loads(outcome.result)), None
     except ValueError:
         return {"error": "died"}, None
-
-
-def _ask_nvml(checks: list[Check], handle: int) -> None:
-    answer = nvml.to_dict(nvml.read(processes=any(one.needs == "processes" for one in checks)))
-    isolation.write_all(handle, json.dumps(answer).encode())
 
 
 def answer(outcome: isolation.Outcome) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from gpuhealth import check, examination, policy
+from gpuhealth import check, early, examination, policy
 from gpuhealth.check import EPILOG, PERIODIC, PROLOG, Job
 from gpuhealth.examination import Examination, Request
 from gpuhealth.finding import HEALTHY, OFF, UNHEALTHY, UNKNOWN, Finding, drains
@@ -149,6 +149,7 @@ def _guarded(hook: Hook, run: Callable[[Hook], int]) -> int:
         hook.say(f"{hook.context}: {_where(error)}; nothing was done to this node")
         return GO_ON
     finally:
+        early.drop()
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
         os.umask(mask)
@@ -566,6 +567,10 @@ def _remember(hook: Hook, seen: Seen, ended: Optional[Mapping[str, Any]] = None)
 
     state = State(hook.places.state, hook.places.owner)
     _, wrong = state.update(change)
+    if examination.NVML in done.hung:
+        _write_file(f"{hook.places.runtime}/nvml.stuck", "")
+    elif done.nvml:
+        _remove(f"{hook.places.runtime}/nvml.stuck")
     if before != done.verdict:
         line = report.log_line(done)
         wrong = state.log({"time": done.time, "boot_id": done.boot_id, "what": line}) or wrong

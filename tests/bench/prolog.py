@@ -60,9 +60,6 @@ def lay_out(stage: Path, python: str, nvml: bool) -> None:
         import pynvml  # type: ignore[import-untyped]
 
         shutil.copy(str(pynvml.__file__), lib / "pynvml.py")
-    (lib / "__main__.py").write_text(
-        "import sys\n\nfrom gpuhealth.__main__ import main\n\nsys.exit(main())\n"
-    )
     subprocess.run([python, "-m", "compileall", "-q", str(lib)], check=True)
     for script in (REPOSITORY / "prolog" / "bin").iterdir():
         text = script.read_text().replace("python=/usr/bin/python3\n", f"python={python}\n")

@@ -22,7 +22,6 @@ LIB = f"{HOOK_DIRECTORY}/lib"
 POLICY = "/etc/gpusub/health.json"
 STATE = "/var/lib/gpuhealth"
 RUNTIME = "/run/gpuhealth"
-MAIN = "import sys\n\nfrom gpuhealth.__main__ import main\n\nsys.exit(main())\n"
 
 
 def policy(cap: int = 2, **actions: str) -> str:
@@ -48,7 +47,6 @@ def install(cluster: Cluster, text: str | None = None) -> None:
         lib.mkdir(parents=True, mode=0o755)
         source = REPOSITORY / "prolog" / "gpuhealth"
         shutil.copytree(source, lib / "gpuhealth", ignore=shutil.ignore_patterns("__pycache__"))
-        (lib / "__main__.py").write_text(MAIN)
         # Compiled for the interpreter that runs it, which may be another one than this.
         if interpreter(cluster) == str(Path(sys.executable).resolve()):
             compileall.compile_dir(lib, quiet=1)

@@ -509,7 +509,8 @@ def run_script(tmp_path: Path, shell: str, python: str) -> subprocess.CompletedP
     program.write_text(f"#!/bin/sh\n{python}\n")
     program.chmod(0o755)
     lib.mkdir(exist_ok=True)
-    (lib / "__main__.py").touch()
+    (lib / "gpuhealth").mkdir()
+    (lib / "gpuhealth" / "__main__.py").touch()
     text = (SCRIPTS / "prolog").read_text()
     text = text.replace("=/usr/bin/python3\n", f"={program}\n")
     text = text.replace("=/usr/libexec/gpusub/lib\n", f"={lib}\n").replace("/usr/bin/logger", "/no")
@@ -542,9 +543,11 @@ def test_one_code_alone_fails_the_prolog(
 
 
 def test_interpreter_is_isolated(tmp_path: Path) -> None:
-    done = run_script(tmp_path, "/bin/sh", f'echo "$@" > {tmp_path}/words; exit 0')
+    done = run_script(tmp_path, "/bin/sh", f'printf "%s|" "$@" > {tmp_path}/words; exit 0')
     assert done.returncode == 0
-    assert (tmp_path / "words").read_text() == f"-I -S -B {tmp_path}/lib prolog\n"
+    words = (tmp_path / "words").read_text().split("|")
+    assert words[:4] == ["-I", "-S", "-B", "-c"]
+    assert words[5:] == [f"{tmp_path}/lib", "prolog", ""]
 
 
 @pytest.mark.parametrize("missing", ["python", "lib"])

@@ -228,4 +228,4 @@ class TestMatrix:
         assert pci.matrix(Recording(whole(tree))).splitlines()[1].split()[1] == "?"
 
     def test_a_node_with_nothing(self) -> None:
-        assert pci.matrix(Recording(whole({}))) == "no GPU and no HCA"
+        assert pci.matrix(Recording(whole({}))) == "no GPU and no HCA\n"
