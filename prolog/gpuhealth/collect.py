@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
-from gpuhealth import isolation
+from gpuhealth import isolation, process
 from gpuhealth.reading import HUNG, Listing, Reading
 from gpuhealth.source import (
     KERNEL_LOG,
@@ -184,7 +184,7 @@ def _record(
         fresh = list(recorder.entries.items())[sent:]
         sent += len(fresh)
         if fresh:
-            isolation.write_all(handle, json.dumps(dict(fresh)).encode() + b"\n")
+            process.write_all(handle, json.dumps(dict(fresh)).encode() + b"\n")
 
     pending = 0
 
@@ -201,4 +201,4 @@ def _record(
     recorder = Recorder(_Avoiding(source, places), known, before)
     look(recorder)
     send()
-    isolation.write_all(handle, b"null\n")
+    process.write_all(handle, b"null\n")

@@ -10,9 +10,12 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
-from gpuhealth import isolation
+from gpuhealth import process
+
+if TYPE_CHECKING:
+    from gpuhealth.isolation import Child
 
 DRIVER = "/proc/driver/nvidia/version"
 RUNTIME = "/run/gpuhealth"
@@ -23,7 +26,7 @@ LOCK = f"{RUNTIME}/verdict-gpu.json.lock"
 # What is on the GPUs may have changed in more than this.
 FRESH_S = 2.0
 
-_asked: Optional[tuple[isolation.Child, float]] = None
+_asked: Optional[tuple[tuple[int, int], float]] = None
 
 
 def ask(
@@ -40,16 +43,18 @@ def ask(
         return
     if not os.path.exists(driver) or os.path.lexists(stuck) or _is_held(lock):  # noqa: PTH110
         return
-    _asked = isolation.start(answer_to), time.monotonic()
+    _asked = process.start(answer_to), time.monotonic()
 
 
 def answer_to(handle: int) -> None:
     """Ask NVML for everything, in a child, and write what it says."""
-    import json
-
+    # What takes longest, first.
     from gpuhealth import nvml
 
-    isolation.write_all(handle, json.dumps(nvml.to_dict(nvml.read(processes=True))).encode())
+    answer = nvml.to_dict(nvml.read(processes=True))
+    import json
+
+    process.write_all(handle, json.dumps(answer).encode())
 
 
 def _is_held(lock: str) -> bool:
@@ -66,12 +71,15 @@ def _is_held(lock: str) -> bool:
     return False
 
 
-def take() -> Optional[isolation.Child]:
+def take() -> Optional[Child]:
     """Hand over the child that was started, if its answer is fresh enough; end it if not."""
     global _asked
     if _asked is None:
         return None
-    (child, since_s), _asked = _asked, None
+    from gpuhealth import isolation
+
+    (started, since_s), _asked = _asked, None
+    child = isolation.Child(*started)
     if time.monotonic() - since_s <= FRESH_S:
         return child
     isolation.end(child)
@@ -82,5 +90,7 @@ def drop() -> None:
     """End the child that nobody took."""
     global _asked
     if _asked is not None:
-        (child, _), _asked = _asked, None
-        isolation.end(child)
+        from gpuhealth import isolation
+
+        (started, _), _asked = _asked, None
+        isolation.end(isolation.Child(*started))

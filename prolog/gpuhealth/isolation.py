@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
 
+from gpuhealth import process
+
 # After SIGKILL: a process that can end has done so by then.
 _END_WAIT_S = 0.2
-_MAX_FD = 4096
 
 
 @dataclass(frozen=True)
@@ -61,33 +62,7 @@ class Child:
 
 def start(work: Callable[[int], None]) -> Child:
     """Start ``work``, which gets the descriptor to write its result to, in a child."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            _let_go(writing)
-            work(writing)
-            code = 0
-        except BaseException:  # noqa: BLE001, S110 - the parent learns of it from the code
-            pass
-        finally:
-            os._exit(code)
-    os.close(writing)
-    os.set_blocking(reading, False)
-    return Child(pid, reading)
-
-
-def _let_go(kept: int) -> None:
-    """Let go, in a child, of all that is its parent's."""
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    null = os.open("/dev/null", os.O_RDWR)
-    for handle in (0, 1, 2):
-        os.dup2(null, handle)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, _MAX_FD)
+    return Child(*process.start(work))
 
 
 def end(child: Child) -> Optional[Abandoned]:
@@ -147,16 +122,9 @@ def call(work: Callable[[], bytes], deadline_s: float) -> Outcome:
     """Run ``work`` in a child; its result is None if it hangs, and b"" if it raises."""
 
     def write(handle: int) -> None:
-        write_all(handle, work())
+        process.write_all(handle, work())
 
     return finish(start(write), time.monotonic() + deadline_s)
-
-
-def write_all(handle: int, data: bytes) -> None:
-    """Write all of it."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 class Progress:

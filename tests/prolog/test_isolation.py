@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhealth import isolation
+from gpuhealth import isolation, process
 
 
 def hang() -> bytes:
@@ -117,7 +117,7 @@ def test_progress_is_seen_from_outside() -> None:
     def work(handle: int) -> None:
         progress.note("/sys/class/infiniband/mlx5_0/ports/1/state")
         progress.note("/short")
-        isolation.write_all(handle, b"at it")
+        process.write_all(handle, b"at it")
         hang()
 
     child = isolation.start(work)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,8 +19,11 @@ def test_slurms_hooks_go_past_the_parser(name: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(hooks, name, hook)
     monkeypatch.setattr(sys, "argv", ["gpuhealth", name])
-    assert __main__.main() == 75
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    __main__.main()
     assert seen == [name]
+    assert ended[0] == 75
 
 
 def test_anything_else_is_a_command() -> None:
