@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CMD ?=
 
-.PHONY: help demo cluster test lint unit unit39 cluster-tests bench clean
+.PHONY: help demo cluster test lint unit unit39 cluster-tests bench bench-prolog clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ unit: $(VENV)/.test ## The tests that need no Slurm
 
 bench: $(VENV)/.bench .packages ## What a submission costs, beside sbatch, simple_slurm and submitit
 	$(BIN)/python tests/bench/submit.py
+
+bench-prolog: $(VENV)/.test ## What the prolog costs on a node with eight H100s
+	$(BIN)/python tests/bench/prolog.py
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) .venv39 dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

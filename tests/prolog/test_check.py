@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +127,13 @@ def test_what_is_systemic_only_warns() -> None:
     softened = check.soften([replace(one, action=DRAIN, systemic=True), replace(one, action=DRAIN)])
     assert [item.action for item in softened] == [WARN, DRAIN]
     assert [item.status for item in softened] == [UNHEALTHY, UNHEALTHY]
+
+
+def test_the_documentation_has_every_check() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "health.md"
+    rows = [
+        f"| `{one.id}` | {one.action} | {', '.join(one.contexts)} | {one.about} |"
+        for one in REGISTRY.values()
+    ]
+    shown = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    assert [line for line in shown if line.count("|") == 5] == rows
