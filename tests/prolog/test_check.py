@@ -78,6 +78,7 @@ class TestSelected:
     def test_a_job_without_gpus_is_not_held_up_by_their_checks(self) -> None:
         assert self.ids(Policy(), PROLOG, CPU_JOB) < self.ids(Policy(), PROLOG, JOB)
         assert not [i for i in self.ids(Policy(), PROLOG, CPU_JOB) if REGISTRY[i].gpu]
+        assert "ib_port" in self.ids(Policy(), PROLOG, CPU_JOB)
 
     @pytest.mark.parametrize("context", [PROLOG, EPILOG, PERIODIC])
     def test_every_context_has_its_own(self, context: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gpuhealth.check import PROLOG, Job
 from gpuhealth.compiler import compile_policy
@@ -245,6 +248,41 @@ def test_a_prolog_says_the_same() -> None:
     job = Job(id=1, uid=1, gpus=("0",))
     found = examine(entries, context=PROLOG, job=job)
     assert [(one.check, one.object) for one in found] == [("ib_port", NAME)]
+
+
+WHOLE = whole(tree())
+FILES = sorted(path for path, entry in WHOLE.items() if isinstance(entry, str))
+TREES = int(os.environ.get("GPUHEALTH_TREES", "200"))
+CONTENTS = st.binary(max_size=40) | st.sampled_from(
+    [b"1: DOWN", b"4: ACTIVE", b"N/A (no PMA)", b"255", b"-1", b"0x", b"9" * 40, b"\xff", b""]
+)
+FAILURES = st.sampled_from(["EIO", "EINVAL", "ENODEV", "EACCES", "ENOENT", "ETIMEDOUT"])
+
+
+@settings(max_examples=TREES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.dictionaries(
+        st.sampled_from(FILES),
+        CONTENTS.map(lambda data: data.decode("utf-8", "replace"))
+        | FAILURES.map(lambda name: {"errno": name}),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_bytes_in_any_file(changed: dict[str, Any]) -> None:
+    """No exception whatever a node shows, and no port is healthy that can't be read."""
+    request = Request("gpu-1", compile_policy(TEXT, "f"), history=history())
+    recording = {"gpuhealth": {}, "nvml": to_dict(h200(4)), **WHOLE, **changed}
+    done = examine_recording(request, recording, NOW_S)
+    assert not [one for one in done.findings if one.object == "check"]
+    for device in ("mlx5_0", "mlx5_2"):
+        state = changed.get(f"{CLASS}/{device}/ports/1/state", "4: ACTIVE")
+        if state not in ("4: ACTIVE", "4: ACTIVE\n"):
+            (one,) = [
+                f for f in done.findings if f.object == f"{device}:1" and f.check == "ib_port"
+            ]
+            assert one.status != HEALTHY
+            assert done.verdict != HEALTHY
 
 
 class TestH200:

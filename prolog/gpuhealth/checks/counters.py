@@ -70,6 +70,7 @@ _Result = Union[Finding, str]
     "errors that ports counted since earlier runs, against the limits",
     contexts=CONTEXTS,
     thresholds=LIMITS,
+    gpu=False,
 )
 def ib_counters(node: Node) -> Iterator[Finding]:
     """Compare every port's counters with those of earlier runs of this boot."""
@@ -161,6 +162,7 @@ def _common(findings: list[list[tuple[str, Finding]]]) -> frozenset[str]:
     "links that went down and came back several times within hours",
     contexts=(PROLOG, PERIODIC),
     thresholds=FLAP_LIMITS,
+    gpu=False,
 )
 def ib_flaps(node: Node) -> Iterator[Finding]:
     """Count how often each link went down in the window; it clears itself as that passes."""

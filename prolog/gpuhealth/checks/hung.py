@@ -17,6 +17,7 @@ ID = "hung"
     "what did not answer in two runs at least 60 s apart",
     contexts=CONTEXTS,
     action=DRAIN,
+    gpu=False,
 )
 def hung(node: Node) -> Iterator[Finding]:
     """Judge what hung in this run: once may be a busy node, again is a broken one."""

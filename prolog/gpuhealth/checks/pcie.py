@@ -33,7 +33,11 @@ class _Link:
     unreadable: bool = False
 
 
-@check(ID, "PCIe width and speed of the HCAs that the policy lists")
+@check(
+    ID,
+    "PCIe width and speed of the HCAs that the policy lists",
+    gpu=False,
+)
 def hca_pcie(node: Node) -> Iterator[Finding]:
     """Judge each listed HCA's link against the policy, or against what both of its ends can do."""
     seen = set()

@@ -31,6 +31,7 @@ _MANAGER = "the link is up and no subnet manager has configured it: look at open
     ID,
     "ports that the policy lists: state, physical state, rate, width, link layer, LID, P_Keys",
     action=DRAIN,
+    gpu=False,
 )
 def ib_port(node: Node) -> Iterator[Finding]:
     """Judge every listed port; what all of them show alike has its cause elsewhere."""

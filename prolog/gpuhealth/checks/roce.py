@@ -54,6 +54,7 @@ class Gid:
     ID,
     "RoCE ports that the policy lists: net device, carrier, bond, MTU, the GID that NCCL uses",
     action=DRAIN,
+    gpu=False,
 )
 def roce(node: Node) -> Iterator[Finding]:
     """Judge every listed port whose link layer is Ethernet.

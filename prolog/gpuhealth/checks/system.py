@@ -21,7 +21,11 @@ VERBS = "/sys/class/infiniband_verbs"
 _MELLANOX = "0x15b3"
 
 
-@check("rdma_modules", "kernel modules that RDMA needs, loaded or built in")
+@check(
+    "rdma_modules",
+    "kernel modules that RDMA needs, loaded or built in",
+    gpu=False,
+)
 def rdma_modules(node: Node) -> Iterator[Finding]:
     """Judge the modules that the listed ports need, and those that the policy names."""
     wanted = list(_rdma_modules(node)) if node.policy.ports is not None else []
@@ -87,6 +91,7 @@ def _builtin(source: Source) -> Reading:
     "ib_uverbs",
     "for each listed HCA the device node that programs open: /dev/infiniband/uverbs*",
     action=DRAIN,
+    gpu=False,
 )
 def ib_uverbs(node: Node) -> Iterator[Finding]:
     """Judge whether the listed HCAs can be opened by programs."""
