@@ -422,8 +422,10 @@ class Cluster:
             for name, state in states.items():
                 # Once: a node that has been resumed is idle* until it is heard from.
                 if name not in resumed and state.startswith(("drain", "down", "fail")):
-                    self.scontrol("update", f"NodeName={name}", "State=RESUME")
-                    resumed.add(name)
+                    # Refused where it has come back by itself meanwhile; the next look tells.
+                    update = ["scontrol", "update", f"NodeName={name}", "State=RESUME"]
+                    if self.box.run(update, check=False).returncode == 0:
+                        resumed.add(name)
             queue = self.box.run(["squeue", "-h"]).stdout
             return set(states.values()) == {"idle"} and not queue
 
