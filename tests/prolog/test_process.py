@@ -64,9 +64,11 @@ def test_its_end_is_that_of_the_pipe_whatever_it_raises() -> None:
 
 
 def test_little_is_loaded_for_it() -> None:
-    code = "import sys; import gpuhealth.early; print(*sys.modules)"
-    argv = [sys.executable, "-I", "-c", code]
-    argv[2:2] = []
+    source = Path(process.__file__).parents[1]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import gpuhealth.early; print(*sys.modules)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", code, str(source)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "gpuhealth.early" in loaded
