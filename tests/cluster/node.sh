@@ -35,7 +35,8 @@ for directory in "$@"; do
 done
 for exposed in /var/lib/cluster/exposed/*/; do
     target=$(<"$exposed/target")
-    mountpoint -q "$target" || { mkdir -p "$target" && mount --bind "$exposed/at" "$target"; }
+    # Not mountpoint: it takes the box's own mount for this one, which a local disk may lie over.
+    [ "$target" -ef "$exposed/at" ] || { mkdir -p "$target" && mount --bind "$exposed/at" "$target"; }
 done
 
 slurmd -D >>/var/log/slurm/slurmd.out 2>&1 &

@@ -4,12 +4,12 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gpuhealth import early, isolation
+from gpuhealth import early, isolation, process
 
 GPU_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0,1"}
 
@@ -85,11 +85,21 @@ def test_an_old_answer_is_not_taken(
     assert early.take() is None
 
 
-def test_a_child_that_nobody_takes_is_ended(places: dict[str, str]) -> None:
+def test_a_child_that_nobody_takes_is_ended(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
+    started: list[tuple[int, int]] = []
+    start = process.start
+
+    def remember(work: Callable[[int], None]) -> tuple[int, int]:
+        started.append(start(work))
+        return started[-1]
+
+    monkeypatch.setattr(process, "start", remember)
     early.ask(GPU_JOB, **places)
     early.drop()
     early.drop()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    ((pid, _),) = started
+    assert not Path(f"/proc/{pid}").exists()
